@@ -41,16 +41,16 @@ int supervise_inherited(int *fds, int capacity)
         fds[count++] = (int)fd;
         if (*at != ',') break;
     }
-    unsetenv(variable); /* programs that the server starts must not inherit it */
+    unsetenv(variable); /* programs that the server starts must not inherit this variable */
     return count;
 }
 
-/* Starts the program anew as the server. Runs in the child after fork, where only system calls are allowed. */
+/* Replaces this process, a child after fork(), by a new server. Only system calls are allowed here. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(75); /* the parent has died already */
+    if (getppid() != parent) _exit(75); /* the supervisor has died already */
     setpgid(0, 0);
     for (int i = 0; i < count; i++) fcntl(listeners[i].fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
@@ -87,10 +87,10 @@ static int exit_status(int status)
 
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
-    /* `before`: the signal mask with SIGTERM, SIGINT and SIGHUP blocked, with which the server starts, so that it loses
-     * no signal */
+    /* `before` is the signal mask with which each server starts. It blocks SIGTERM, SIGINT and SIGHUP, so that a new
+     * server loses no signal. */
     sigset_t watched, before;
-    int64_t kill_ms = 0; /* 0: the server was not told to stop */
+    int64_t kill_ms = 0; /* time at which the server is killed; 0: it was not told to stop */
     int failures = 0;
     bool stopping = false;
 
@@ -102,7 +102,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
     pid_t child = start_server(listeners, count, argv, &before);
-    /* time at which the next server starts */
+    /* began_ms: time at which the server was started; start_ms: time at which the next one is to be started */
     int64_t began_ms = clock_ms(), start_ms = 0;
     for (;;) {
         int status;
@@ -116,7 +116,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* no other server will be started, so the sockets must refuse new clients */
+            /* No other server will be started, so the sockets must refuse new clients from now on. */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {
@@ -128,7 +128,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            /* a killed server may take a moment to end */
+            /* the next time to kill it again, because a killed server may take a moment to end */
             kill_ms = clock_ms() + SUPERVISE_KILL_MS;
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {

@@ -22,7 +22,7 @@ struct info_facts {
     double uptime_s;
     const struct device_state *devices;
     int device_count;
-    int64_t queue_requests, queue_bytes; /* number of requests that wait for a device, and bytes of their tensors */
+    int64_t queue_requests, queue_bytes; /* number of requests that wait for a device, and the bytes of their tensors */
     int64_t connections;
     int64_t inflight_requests;
     int64_t staging_used_bytes;

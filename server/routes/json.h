@@ -16,11 +16,11 @@ struct json { /* Initialise this with = {0}. After a failure (out of memory) eve
     struct text text;
 };
 
-/* Appends a format, in which only %s, %d, %lld and %g may be used. %g writes a number that reads back as the same
- * double, and null for NaN and infinity. */
+/* Appends formatted text. The format may contain only %s, %d, %lld and %g. %g writes a number that reads back as the
+ * same double, and null for NaN and infinity. */
 void json_put(struct json *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-void json_constant(struct json *j, const char *text); /* appends the text; every ' in it becomes " */
+void json_constant(struct json *j, const char *text); /* Appends the text with every ' replaced by ". */
 void json_raw(struct json *j, const char *text);
 void json_comma(struct json *j); /* appends a comma, unless the object or array has just been opened */
 

@@ -98,8 +98,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Appends the names of the tensors of a merge's parts, from part `first` on: "parts.1.out,parts.1.lse,...", or of their
- * gradients. */
+/* Appends the names of the tensors of a merge's parts ("parts.1.out,parts.1.lse,..."), or of their gradients. Begins
+ * with part `first`. */
 static void add_parts(struct text *t, int first, bool gradients)
 {
     char name[PROTO_NAME_BYTES];
@@ -183,7 +183,7 @@ static char *write_ready(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-/* a parameter of ModelConfig is a string, so the names are one string */
+/* Writes tensor names as one string, because a parameter of ModelConfig cannot be a list. */
 static void put_names(struct json *j, const char *name, const struct text *names)
 {
     json_comma(j);
@@ -254,7 +254,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* batches have only the BATCH_PARTS parts of the time from BATCH_FIRST on */
+/* Batches have only three of the times: compute_input, compute_infer and compute_output. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {
@@ -264,7 +264,8 @@ static struct statistics {
     atomic_llong last_ms, batches;
     struct {
         atomic_llong count, ns[BATCH_PARTS];
-    } batch[CONFIG_MAX_BATCH]; /* counts of batches, indexed by the number of requests in the batch, minus 1 */
+        /* counts and times of batches; the index is the number of requests in the batch, minus 1 */
+    } batch[CONFIG_MAX_BATCH];
 } statistics[PROTO_OP_COUNT][PROTO_MODELS];
 
 static struct statistics *statistics_of(const proto_model *model)
@@ -312,7 +313,8 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    /* counted last, so that a reader of this count usually sees the other parts too */
+    /* The count of successes is increased last. A reader who sees this request in the count usually sees its times
+     * too. */
     count_part(s, PART_success, ns);
 }
 
@@ -421,7 +423,7 @@ void kserve_answer_no_settings(struct request *request, struct answer *answer)
                  "traces and logs are set when the server starts (--log-level), not over HTTP");
 }
 
-/* The content types of KServe requests: any or none. Triton's own client sends none. */
+/* KServe requests may have any content type or none. Triton's own client sends none. */
 static const char *const as_whatever[] = { "*", NULL };
 const struct route_body kserve_bodies[] = {
     { "application/json", as_whatever, &proto_kserve, NULL },

@@ -24,7 +24,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* The assembler embeds openapi.json in the program. The Makefile has this dependency. */
+/* Embeds openapi.json in the program. */
 __asm__(".pushsection .rodata\n"
         "openapi_skeleton: .incbin \"server/routes/openapi.json\"\n"
         ".byte 0\n"
@@ -37,7 +37,8 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true: a part of the skeleton is left out, because it describes an option that this server was started without */
+    /* Whether the present part of the skeleton is left out, because it describes an option that this server was started
+     * without. */
     bool skips;
 };
 
@@ -54,7 +55,8 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
                                          ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
-/* Errors if the method is not GET: for a query in the URL, and for a request from another site's page. */
+/* Errors that only methods other than GET have: for a query string in the URL, and for a request from a web page of
+ * another origin. */
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
@@ -347,7 +349,7 @@ static void put_cache_dtypes(struct document *d)
 static void put_stages(struct document *d)
 {
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
-        /* these stages are in the header Server-Timing only, not in timing_us of an answer */
+        /* The stages prepare and launch are only in the header Server-Timing, and not in timing_us of an answer. */
         if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue;
         json_comma(&d->json);
         json_put(&d->json, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
@@ -427,8 +429,8 @@ static const char *take_mark(struct document *d, const char *at)
     return strncmp(end, ": 0", 3) == 0 ? end + 3 : end;
 }
 
-/* Writes openapi.json without its blanks and with its marks replaced. A comma is written only if another member or
- * element follows. Strings in openapi.json must not contain backslash escapes. */
+/* Writes openapi.json without blanks, and with each mark (such as "@paths@") replaced by its text. A comma is written
+ * only if another member or element follows. Strings in openapi.json must not contain backslash escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The assembler embeds index.html and docs.html in the program. The Makefile has this dependency. */
+/* Embeds index.html and docs.html in the program. */
 __asm__(".pushsection .rodata\n"
         "page_index: .incbin \"server/routes/index.html\"\n"
         ".byte 0\n"

@@ -87,7 +87,8 @@ static bool fits(const char *pattern, const char *path, struct slice parameters[
     return *path == '\0';
 }
 
-/* Compares two patterns that fit the same path. True if, where the two first differ, `b` has a parameter. */
+/* Returns whether pattern `a` fits a path more closely than pattern `b`. Both must fit it. Where the two first differ,
+ * the closer one has fixed text, and the other has a parameter. */
 static bool is_closer(const char *a, const char *b)
 {
     for (; *a != '\0' && *a == *b; a++) b++;

@@ -16,8 +16,8 @@
 #include "proto-json/proto.h"
 #include "server/work/request.h"
 
-/* One entry for each method: its id, its part of the Allow header, its name in the OpenAPI document. Rows with GET
- * answer HEAD too. With --cors-origin every row answers OPTIONS (mhd.c). */
+/* The HTTP methods of routes. Columns: id, text in the Allow header, name in the OpenAPI document. A route with GET
+ * also answers HEAD. With --cors-origin every route also answers OPTIONS (mhd.c). */
 #define ROUTE_METHOD_MAP(X)    \
     X(GET, "GET, HEAD", "get") \
     X(POST, "POST", "post")    \
@@ -30,18 +30,18 @@ enum route_method {
         ROUTE_METHOD_COUNT
 };
 
-/* The ports that offer a route: the main ports, or the port of --metrics-listen. */
+/* Bits for the ports on which a route is offered: the main ports, and the port of --metrics-listen. */
 enum { PORT_MAIN = 1, PORT_METRICS = 2 };
 
 enum { ROUTE_PARAMETER_BYTES = 128, ROUTE_ALLOW_BYTES = 32 };
 
 struct route_body {
-    /* content type such as "application/json"; NULL ends the list; the first row also reads a body without a content
-     * type */
+    /* Content type, such as "application/json". NULL ends the list. A body without a content type is read by the first
+     * row. */
     const char *media;
     const char *const
-        /* content types that are read like `media` but are not documented; "*": any type; NULL ends the list; NULL: no
-         * list */
+        /* Content types that are read like `media` but are not documented. "*" stands for any type. NULL ends the list.
+         * Instead of a list there may be NULL. */
         *also;
     const proto_format *format;
     /* JSON schema of the body and of the answer, with ' in place of "; NULL: the route's row names the schemas */
@@ -57,19 +57,19 @@ struct route_parameter {
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
-        /* successful answer: its description, content type and schema (JSON with ' in place of "); all NULL if the
-         * answer is empty */
+        /* Description, content type and schema of a successful answer. The schema is JSON with ' in place of ". All
+         * three are NULL if the answer is empty. */
         *schema;
     int status;       /* status of a successful answer; 0: 200 */
     const char *body; /* name of the body's schema in components/schemas, such as "ForwardRequest" */
     struct route_parameter parameters[REQUEST_PARAMETERS];
-    uint64_t errors; /* errors of this route that not all routes have: ROUTE_ERROR(NOT_FOUND) | ... */
-    bool plain_503;  /* true: an answer 503 may be a line of text instead of a problem document */
+    uint64_t errors; /* errors of this route beside those of all routes, as bits: ROUTE_ERROR(NOT_FOUND) | ... */
+    bool plain_503;  /* Whether an answer 503 may be a line of plain text instead of a JSON problem document. */
 };
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
 
-/* The option without which the server does not offer the route. */
+/* The command-line option that the server needs to offer the route. ROUTE_ALWAYS: none. */
 enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
 
 struct route {
@@ -79,24 +79,24 @@ struct route {
     unsigned ports;
     /* ports (PORT_MAIN, PORT_METRICS) on which the route requires a token, if the server has tokens */
     unsigned token;
-    bool quiet; /* true: requests are logged only at level debug, because probes send them every second */
-    /* true: the first parameter of the path is the name of a model, and the second its version (routes/kserve.h) */
+    bool quiet; /* Whether requests are logged only at level debug. Set for health probes, which arrive every second. */
+    /* Whether the first parameter of the path is the name of a model and the second its version (routes/kserve.h). */
     bool model;
-    /* true: the OpenAPI document lacks the route, because it is another spelling of a route, or only refuses what the
-     * server does not support */
+    /* Whether the OpenAPI document leaves the route out: a second path of another route, or a route that only refuses
+     * what the server does not support. */
     bool hidden;
-    /* option without which the route is missing on the server and in the OpenAPI document */
+    /* command-line option without which the route is missing on the server and in the OpenAPI document */
     enum route_shm shm;
 
-    /* For a route whose bodies contain tensors: the formats of the body, and the operation, unless the path names a
-     * model. The body may have up to --max-body-bytes. */
-    const struct route_body *bodies; /* NULL: the route has no tensors, and its body is dropped */
-    bool optional_body;              /* only for a route without tensors; true: the body may be left out */
-    /* only for a route without tensors; true: the body is kept for the handler (request->text), up to
-     * HTTP_KEPT_BODY_BYTES */
+    /* The formats of the body, for a route whose bodies contain tensors. Such a route also has an operation, unless the
+     * path names a model. The body may have up to --max-body-bytes. */
+    const struct route_body *bodies; /* formats of the body; NULL: the body has no tensors and is dropped */
+    bool optional_body;              /* whether the body may be left out; only for a route without tensors */
+    /* Whether the body, of up to HTTP_KEPT_BODY_BYTES, is kept as text for the handler (request->text). Only for a
+     * route without tensors. */
     bool keeps_body;
-    /* true: the handler changes nothing. If there is no memory for its answer, the client gets 503; on other routes the
-     * connection is then closed without an answer. */
+    /* Whether the handler changes nothing. If there is no memory for the answer, the client of such a route gets 503.
+     * On other routes the connection is closed without an answer. */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills in the
@@ -116,11 +116,12 @@ static inline const proto_operation *route_operation(const struct route *route)
 }
 
 struct route_match {
-    /* row with this path and method, or else the first row with this path; NULL: the path does not exist */
+    /* The route with this path and method. If there is none, the first route with this path. NULL: no route has this
+     * path. */
     const struct route *route;
-    bool answers;     /* true: `route` has the request's method */
-    unsigned methods; /* methods of all rows with this path: bits of enum route_method */
-    /* parameters of the path, in the memory of the path */
+    bool answers;     /* whether `route` has the request's method, and not only its path */
+    unsigned methods; /* the methods that routes with this path have, as bits of enum route_method */
+    /* values of the path's parameters; they point into the path */
     struct slice parameters[REQUEST_PARAMETERS];
 };
 
@@ -145,8 +146,8 @@ const char *route_method_name(enum route_method method);
 /* Returns the row of route->bodies that decodes a body of this content type, or NULL if there is none. The content type
  * may be NULL or empty, if the client named none. */
 const struct route_body *route_body(const struct route *route, const char *content_type);
-/* Returns the row of route->bodies (formats) for the answer: `body`, which decoded the request's body, unless the
- * header Accept (NULL: not given) prefers another row. If Accept allows none of them, returns the first row. */
+/* Returns the row of route->bodies whose format the answer gets. This is `body`, the format of the request, unless the
+ * header Accept prefers another one. Accept may be NULL. If it allows no row, the first row is returned. */
 const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
 /* Writes the content types of the route's bodies, such as "application/json or application/x-safetensors". Returns
  * `text`. */

@@ -42,7 +42,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define TEXT "{'type':'string'}"
 
 /* clang-format off */
-/* Rows for health probes, of which each kind uses a path of its own. */
+/* Rows of the table of routes for health probes. Each kind of probe has its own path. */
 #define LIVE(at) \
     { ROUTE_GET, at, "livez", BOTH, .quiet = true, .answer = health_answer_live, \
       .doc = { "operations", "Does the process work?", "Whatever the load.", \
@@ -73,7 +73,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
       .doc = { "kserve", "Not offered", "501.", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_IMPLEMENTED), \
                .answer = "Never", .media = "application/json", .schema = TEXT } }
-/* Rows for Triton's shared memory extensions, for system memory and for GPU memory. */
+/* Rows of the table of routes for Triton's shared memory extensions (system memory and GPU memory). */
 #define REGION { "region", "Its name.", "q" }
 #define REGIONS_ROW(shm_, method_, path_, handler, title, says, what, media_, schema_, errors_, ...) \
     { ROUTE_##method_, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shm = ROUTE_ALLOW_##shm_, .answer = handler, \
@@ -107,10 +107,11 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
-    /* the first columns are method, path, endpoint and ports */
+    /* A written-out row begins with method, path, endpoint (label in /metrics) and ports. Other rows are made by
+     * macros. */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
-              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the context (a saved forward) is missing, or in use */, NONE),
+              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* saved forward missing, or in use */, NONE),
     OPERATION(PROTO_OP_CHECK, "/v1/attention/check", "check", "Check", "attention", 0, NONE),
     OPERATION(ATTN_OP_OBSERVE, "/v1/attention/observe", "observe", "Observe", "attention",
               ROUTE_ERROR(NOT_FOUND) /* a cache is missing */, NONE),
@@ -222,7 +223,7 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 /* Prefixes of other servers' paths, and the hint of a 404 answer for each. */
 static const struct {
     const char *begins, *says;
-    bool surely; /* true: give this hint even if a path of this server is similar */
+    bool surely; /* Whether this hint is given even if the path resembles one of this server's paths. */
 } elsewhere[] = {
     { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
     { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },

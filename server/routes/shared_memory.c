@@ -1,5 +1,5 @@
 /* shared_memory.c: the routes of Triton's shared memory extensions; see shared_memory.h. A region is a registered piece
- * of shared memory. A region's name is the first parameter of a path. */
+ * of shared memory. If a path names a region, its name is the first parameter of the path. */
 #include "server/routes/shared_memory.h"
 
 #include <assert.h>
@@ -26,7 +26,8 @@ static bool is_offered(struct request *request)
     return false;
 }
 
-/* Returns NULL if the request is about all regions (registered shared memory). */
+/* Returns the name of the region (registered shared memory) in the request's path. NULL: the request is about all
+ * regions. */
 static const char *name_of(const struct request *request, char text[ROUTE_PARAMETER_BYTES + 1])
 {
     const struct slice name = request->parameters[0];
@@ -119,8 +120,8 @@ void shared_memory_register(struct request *request, struct answer *answer)
     }
 }
 
-/* Returns the device that the body names by `device_id`. If the server does not use it, or it has failed, fails the
- * request and returns NULL. */
+/* Returns the device whose number is `device_id` in the body. Fails the request and returns NULL if the server does not
+ * use this device, or if the device has failed. */
 static attn_device *device_of(struct request *request, const proto_cuda_region *wanted, int *number)
 {
     struct server *const server = request->server;
@@ -137,7 +138,7 @@ static attn_device *device_of(struct request *request, const proto_cuda_region *
     return NULL;
 }
 
-/* True if the server can register GPU memory. Otherwise fails the request. */
+/* Returns whether the server can register GPU memory. If not, fails the request. */
 static bool takes_cuda(struct request *request)
 {
     if (!is_offered(request)) return false;

@@ -49,14 +49,14 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
 }
 
 /* Begins the waiting cache transactions that can begin, the oldest first. If no transaction has ended since the last
- * full examination, only new ones are examined. */
+ * complete search of the queue, only new transactions are tried. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* older transactions that the last examination did not reach come first */
+    /* The last search did not reach all older transactions, which must begin before new ones. */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -90,7 +90,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* a failed batch of this job may have set it */
+        job->follows = false; /* overwrites the value of an earlier batch that failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -109,7 +109,8 @@ static bool has_room(void *context, const struct job *job)
            cut_may_leave(asked->devices, asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
-/* Makes and submits a batch of the first part of each job that can be sent to this device. False: out of memory. */
+/* Makes a batch and submits it to the device. From each job it takes the first part that this device can compute.
+ * False: out of memory. */
 static bool send_batch(struct loop *loop, struct device *device, struct job *const *jobs, int count)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -130,8 +131,8 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     return true;
 }
 
-/* Sends jobs that the queue has just removed in one batch, or the parts of a single long job to several devices. False:
- * out of memory; the requests have been answered. */
+/* Sends jobs that were just taken from the queue to a device in one batch. A single long job may be divided among
+ * several devices. False: out of memory; the requests have been answered. */
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
@@ -144,8 +145,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* Out of memory: if parts of the job were sent, its answer waits until they are cancelled, because devices may
-         * use the client's memory. */
+        /* Out of memory. If some parts of the job were sent, they are cancelled, and the answer waits until they end,
+         * because devices may use the client's memory. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -168,7 +169,8 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* every job waits for another device, for room, or for other jobs to join its batch */
+        /* nothing can be sent to this device now: every job waits for another device, for room, or for others to join
+         * its batch */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
@@ -195,7 +197,8 @@ void batches_window(uv_poll_t *poll, int status, int events)
 /* Hands the request of a finished job back to its HTTP thread, for an answer with the results or an error. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* if the answer will have the results, answer.c calls contexts_finish_job() later */
+    /* The contexts (saved forwards) of a failed request are released now. Otherwise answer.c does this when the answer
+     * is sent. */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
@@ -223,8 +226,7 @@ static void on_finished(void *context, struct finishing *finishing)
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    /* drops a reference to the job before the answer, which reuses the job's memory only if there is no other
-     * reference */
+    /* Releases a reference to the job. The answer may reuse the job's memory only if there is no other reference. */
     finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
@@ -241,15 +243,16 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     }
     job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
-    /* the client may use its shared memory again after the answer, so outputs must be written there first */
+    /* The answer must wait until all outputs are in the client's shared memory, because the client may reuse this
+     * memory after the answer. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
     return true;
 }
 
-/* Returns how much memory in bytes the checks of a body take: that of the largest, because they run one after the
- * other. */
+/* Returns how many bytes of memory the checks of a request need. They run one after the other, so this is the memory of
+ * the largest. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -258,7 +261,7 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX: judge_open() will refuse this check */
+        /* INT64_MAX means that judge_open() will refuse this check */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
@@ -298,14 +301,14 @@ bool batches_begin(struct loop *loop, struct job *job)
     return start_judge(loop, job);
 }
 
-/* Disables a device that failed. Without any device the server stops being ready. The caller answers the device's
+/* Disables a device that failed. If no device is left, the server is no longer ready. The caller answers the device's
  * requests and then calls end_if_failed(). */
 static void device_failed(struct loop *loop, struct device *device, const char *text)
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* refuses jobs that only this device could compute, before their deadlines */
+    /* Waiting jobs that only this device could compute fail now, and not at their deadlines. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
         if (request->state == REQUEST_QUEUED && job_needs_device(request->job, device_number(device)))
@@ -361,8 +364,8 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* Sends all parts of a job to their devices once more, to add up gradients that are sums over queries, if it has such
- * gradients and all parts ran. Returns true if a part was sent, so that the job is not over. */
+/* If a job has gradients that are sums over queries and all its parts ran, sends each part to its device once more, to
+ * add up the gradients. Returns true if a part was sent, so that the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -375,8 +378,8 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Queues a job again whose parts lost their devices, so that other devices compute it. False: no other device is
- * usable, or the queue is full; the request then gets the error of the lost device. */
+/* Puts a job back into the queue if a device failed while it computed a part, so that other devices compute the job.
+ * False: no other device is usable, or the queue is full. The request then gets the failed device's error. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
@@ -390,7 +393,7 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    /* the answer reports the waiting time since the first arrival */
+    /* The answer reports the waiting time since the job was first queued. */
     job->queued_ns = queued_ns;
     return true;
 }
@@ -405,7 +408,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* all parts of a failed batch have the same error */
+    /* If the batch failed, all its parts have the same error, so the first part's error will do. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0 && !batch_adds(batch))
@@ -415,19 +418,20 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        /* a job whose request has left is in no batch (waiting_detach()) */
+        /* if the client has left, waiting_detach() has removed the job from its batches */
         assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        /* A part that adds up gradients copies from other devices. If one is lost before the copy, the part ends as
-         * cancelled although nobody has cancelled its batch. */
+        /* A part that adds up gradients copies them from other devices. If one of these is lost before the copy, the
+         * part gets the status CANCELLED, although nobody has cancelled its batch. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);
         if (!part->ran) cancel_other_parts(job);
         else if (!part->adds) batch_note_times(batch, job);
-        /* other parts are still with devices, or were sent once more to add up gradients */
+        /* The job is not over if devices still compute other parts, or if its parts were sent once more to add up
+         * gradients. */
         if (--job->parts_out > 0 || (waited && add_up(loop, job))) {
             job_release(job);
             continue;
@@ -439,7 +443,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* released before the answer, which reuses the job's memory only if there is no other reference */
+        /* The answer may reuse the job's memory only if there is no other reference to the job, so this one is released
+         * first. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

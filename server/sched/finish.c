@@ -44,8 +44,8 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge that compares the results in an item (problem) with exact ones. The remaining time is divided equally
- * among the items left. */
+/* Creates the judge that compares a client's results for one problem (item) with exact ones. Divides the remaining time
+ * equally among this problem and those after it. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -74,7 +74,8 @@ static void end_judge(struct finishing *finishing, proto_item *item)
     judging->item++;
 }
 
-/* Compares one tile of the client's results in the current item (problem) with exact results. True: no item is left. */
+/* Compares one tile of the client's results in the current problem (item) with exact results. True: no problem is left
+ * to compare. */
 static bool judge_piece(struct finishing *finishing)
 {
     struct job *const job = finishing->job;
@@ -117,7 +118,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* a device has checked the client's lse; such a job has one item */
+    /* A device has compared the client's lse with its own lse. A job of this kind has only one problem. */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);
@@ -145,7 +146,7 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* the tables of the cache transaction, with the lengths of the caches, are freed already */
+        /* the cache transaction, which had the lengths of the caches, has ended, so their copy in the result is used */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }
@@ -172,7 +173,8 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* Measures the text of some numbers of the answer. True: the answer's length is known, or an error occurred. */
+/* Computes how many characters some of the answer's numbers will have. True: the answer's length is known, or an error
+ * occurred. */
 static bool measure_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;

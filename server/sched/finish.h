@@ -1,7 +1,9 @@
-/* finish.h: work between a job's run on a device and its answer: a judge compares a client's results with exact ones (a
- * check); rows are recomputed in float64 (`verify`); outputs are written to shared memory; pairs and tiles are counted
- * (`observe`); long text of numbers is measured, because its length is sent first. It may take seconds, so libuv's
- * threads do it in pieces of some milliseconds. If the request stops waiting, it ends with the running piece. */
+/* finish.h: work after a job has run on a device and before its answer is sent. A check compares the client's results
+ * with exact ones. `verify` recomputes rows in float64. Outputs are written to shared memory. `observe` counts pairs
+ * and tiles. The length of the numbers as text is computed, because the answer's length is sent first.
+ *
+ * The work may take seconds, so libuv's threads do it in pieces of some milliseconds. If the client leaves, the work
+ * ends after the current piece. */
 #ifndef FINISH_H
 #define FINISH_H
 
@@ -22,21 +24,21 @@ struct finishing;
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* the finishing work holds a reference to the job */
+    struct job *job; /* the job whose results are finished; the work holds a reference */
     char id[REQUEST_ID_BYTES];
-    bool cancelled; /* true: no further piece will run */
+    bool cancelled; /* whether the work ends after the current piece */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 
     /* The members below belong to the thread that runs a piece, and between two pieces to the main thread. */
     int item; /* index of the item (problem) being verified */
     attn_verifier *verifier;
-    int64_t judge_until_ns; /* time at which a judge must stop looking for mistakes */
+    int64_t judge_until_ns; /* time at which a judge must stop comparing */
     struct judging judging;
     int counted; /* index of the item (problem) being counted */
     attn_problem count_of;
     attn_counter *counter;
-    proto_encoder *encoder; /* encoder of the answer that is being measured */
+    proto_encoder *encoder; /* encoder that computes the length of the answer */
     bool complete;
     int64_t wrote_ns;
     /* why the answer has no encoder, or some outputs were not written to shared memory */
@@ -48,8 +50,8 @@ bool finish_is_wanted(const struct job *job);
 /* Returns the exact results (float64) of an item (problem) of a check, or NULL if no device has computed them. */
 const attn_truth *finish_truth(const struct job *job, int item);
 
-/* Prepares the work that a job needs after its run. The main thread calls done(context, finishing) once, when all work
- * is done or, after a cancellation, the running piece. NULL: out of memory. */
+/* Prepares the work that a job needs after its run on a device. The main thread later calls done(context, finishing)
+ * once: when all work is done, or after the current piece of work if the job was cancelled. NULL: out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

@@ -45,7 +45,7 @@ static void on_prepare(uv_prepare_t *prepare)
     if (now_ns >= loop->awake_until_ns || atomic_load(&loop->server->suspended) > NAPS_MOST ||
         !devices_away(loop->server->devices))
         return;
-    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: no timer is set */
+    const int timeout_ms = uv_backend_timeout(&loop->uv); /* milliseconds until the next timer; -1: no timer is set */
     const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
     polling_sleep_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }
@@ -64,7 +64,7 @@ static void on_check(uv_check_t *check)
 
 struct checking {
     struct piece piece;
-    struct request *request; /* the main thread owns it during the check */
+    struct request *request; /* the request whose body is checked; the main thread owns it meanwhile */
     struct check_result result;
     bool complete;
 };
@@ -135,13 +135,13 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a late job, which an HTTP thread has put on a device, as a batch. False: out of memory; the request has
- * been answered. */
+/* Takes over a late job, which runs on a device but was started by an HTTP thread. It becomes a batch. False: out of
+ * memory; the request has been answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    /* without memory for a batch, waits until the device no longer uses the job's memory */
+    /* Without memory for a batch, the request fails. First the device must have stopped using the job's memory. */
     if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);
@@ -160,7 +160,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    /* this request's deadline may be the earliest; on_check() sets the timer */
+    /* makes on_check() set the timer, because this request's deadline may be the earliest */
     loop->queue_changed = true;
     return true;
 }
@@ -192,7 +192,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        /* a message is the first member of struct request and of struct batch */
+        /* The casts are valid: `message` is the first member of struct request and of struct batch. */
         break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
@@ -402,8 +402,8 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* not in loop_open(): if the server cannot start, the loop runs while it closes, and a sweep would need devices
-     * that do not exist */
+    /* The timer is not started in loop_open(): if the server cannot start, the loop runs once more to close, and a
+     * sweep would need devices that do not exist. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     assert(loop->stage == STOPPING && loop->oldest == NULL);
@@ -420,7 +420,7 @@ void loop_close(struct loop *loop)
 {
     /* Ends what is left: running pieces are completed, hang-up watches closed, and late batches freed without an
      * answer. */
-    loop->awake_until_ns = 0; /* the devices are closed, so on_prepare() must not poll */
+    loop->awake_until_ns = 0; /* keeps on_prepare() from polling the devices, which are closed */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     mailbox_close(&loop->box);

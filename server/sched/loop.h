@@ -12,7 +12,8 @@ struct loop;
 /* Messages in the main thread's mailbox: a request, or a batch back from a device. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
-struct loop *loop_open(struct server *server);   /* aborts if the system refuses what it needs */
+/* Opens the main thread's event loop. Aborts if the system refuses a resource. */
+struct loop *loop_open(struct server *server);
 struct mailbox *loop_mailbox(struct loop *loop); /* the mailbox to which devices post finished batches */
 
 struct loop_watch;
@@ -20,10 +21,10 @@ struct loop_watch;
  * be called on the main thread. INTERNAL: libuv refuses the descriptor; *err has its text. */
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
-/* Ends a watch, so that the descriptor may be closed. loop_close() ends the watches that are left. */
+/* Ends the watch of a file descriptor, which may then be closed. loop_close() ends all watches that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* Functions of server/http/frontend.c for the main thread. */
+/* Functions of server/http/frontend.c that the main thread calls. */
 struct loop_frontend {
     void *context;
     /* resumes the request's connection; the HTTP thread then owns the request */
@@ -31,7 +32,7 @@ struct loop_frontend {
     /* returns the number of open connections; while the server drains, listeners that may still accept connections
      * count too */
     int (*connections)(void *context);
-    void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts slow connections */
+    void (*sweep)(void *context, int64_t now_ms, bool draining); /* closes connections that are idle or too slow */
     void (*reload)(void *context);                               /* reads the token file again (SIGHUP) */
     /* Stops accepting connections, except on --metrics-listen, so that the drain can be watched. */
     void (*drain)(void *context);
@@ -51,8 +52,8 @@ void loop_close(struct loop *loop);
 
 /* Gives a request whose connection is suspended to the main thread. HTTP threads call this. */
 void loop_post(struct loop *loop, struct request *request);
-/* Tells the main thread that an HTTP thread has ended a cache transaction, for whose caches queued requests may
- * wait. */
+/* Tells the main thread that an HTTP thread has ended a cache transaction. Queued requests may be waiting for its
+ * caches. */
 void loop_note_step_end(struct loop *loop);
 
 #endif

@@ -1,10 +1,10 @@
 /* loop_internal.h: types and functions that the files of the main thread share. Only the main thread uses them. The
  * public header is loop.h.
  *
- *   waiting.c   the requests whose connections are suspended: their list, hang-ups, deadlines, and how each leaves
+ *   waiting.c   the list of requests whose connections are suspended, with their hang-ups and deadlines
  *   stop.c      the stages of stopping
  *   batches.c   begins cache transactions, sends batches to devices and takes them back
- *   loop.c      an iteration: messages, bodies that take long to check, sweeps, signals; open, run, close
+ *   loop.c      opens, runs and closes the event loop: messages, checks of large bodies, regular sweeps, signals
  *
  * Each of these files calls only functions of the files above it in this list. */
 #ifndef LOOP_INTERNAL_H
@@ -28,27 +28,29 @@ struct loop {
     uv_prepare_t prepare;
     uv_timer_t deadline_timer, tick_timer, sweep_timer;
     uv_poll_t window_poll;
-    /* timerfd for the microseconds of --batch-window-us: libuv's timers have milliseconds */
+    /* timerfd for --batch-window-us, which is in microseconds; libuv's timers count milliseconds */
     int window_fd;
     uv_async_t signalled, step_ended;
-    uv_work_t first_work;       /* makes libuv start its threads */
-    _Atomic int stops, reloads; /* signals that are not handled yet */
+    uv_work_t first_work;       /* does nothing, but makes libuv start its threads */
+    _Atomic int stops, reloads; /* numbers of stop and reload signals that were not handled yet */
 
     struct deadlines deadlines;
-    struct request *oldest, *newest; /* all requests whose connections are suspended */
-    /* the oldest request without a watch for its client's hang-up; newer ones have none either */
+    struct request *oldest, *newest; /* first and last in the list of requests whose connections are suspended */
+    /* the oldest request whose client is not yet watched for a hang-up; all newer requests are unwatched too */
     struct request *unwatched;
     bool queue_changed;
-    /* true: a cache transaction has ended, so all waiting ones must be examined again */
+    /* Whether a cache transaction has ended, so that begin_transactions() must examine all waiting transactions
+     * again. */
     bool transactions_changed;
-    /* true: a cache transaction has arrived that was not examined yet */
+    /* Whether a cache transaction has arrived that begin_transactions() has not examined yet. */
     bool transactions_arrived;
-    bool scan_cut; /* true: the last examination did not reach the end of the queue */
-    uint64_t scan; /* number of the last examination of all waiting transactions */
+    bool scan_cut; /* whether the last search for transactions that can begin stopped before the end of the queue */
+    uint64_t scan; /* how often all waiting transactions were examined */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* the main thread polls until then, because the last batch on a GPU will end soon (base/polling_sleep.h) */
+    /* Until this time the main thread polls instead of sleeping, because a GPU's last batch will end soon
+     * (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
     struct loop_frontend frontend;
@@ -56,7 +58,8 @@ struct loop {
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* most connections open at once since memory was last returned to the system */
+    /* largest number of connections that were open at once since memory was last returned to the system */
+    int most_open;
 };
 
 uv_loop_t *loop_uv(struct loop *loop);
@@ -66,7 +69,8 @@ uv_loop_t *loop_uv(struct loop *loop);
 void waiting_add(struct loop *loop, struct request *request);
 /* Ends the main thread's work on the request, and resumes its connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Separates a waiting request from its job. The memory of a running job is freed when the device returns it. */
+/* Separates a waiting request from its job. If the job is running, its memory is freed later, when the device returns
+ * it. */
 void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error, but only after the last use of its client's memory by a device or a thread. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
@@ -76,7 +80,7 @@ void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place, so the client gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
 void waiting_arm_deadline(struct loop *loop);
-/* Starts to watch for hang-ups of clients that have waited for LOOP_WATCH_AFTER_MS. */
+/* Called regularly by libuv. Starts to watch for hang-ups of those clients that have waited for LOOP_WATCH_AFTER_MS. */
 void waiting_tick(uv_timer_t *timer);
 
 /* ---- Functions that stop.c defines ------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* pieces.c: libuv runs its work in order of arrival, but clients should take turns. So libuv gets only as many pieces
- * as it has threads, and the others wait in a list. --queue-depth bounds its length; searching 1024 pieces takes
- * microseconds. */
+ * as it has threads, and the others wait in a list here. --queue-depth limits the length of this list. A search of 1024
+ * pieces takes microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>
@@ -54,7 +54,7 @@ static void give_to_libuv(struct pieces *pieces)
     while (pieces->first && pieces->running < PIECES_AT_ONCE) {
         struct piece *piece = take_next(pieces);
         pieces->running++;
-        /* uv_queue_work() fails only without a work function */
+        /* uv_queue_work() fails only if it gets no function */
         if (uv_queue_work(pieces->loop, &piece->uv, run, after) != 0) abort();
     }
 }

@@ -1,6 +1,6 @@
-/* pieces.h: work for libuv's threads, such as checks of large bodies, in pieces of some ten milliseconds. The next
- * piece belongs to the flow (client, base/flow.h) that has used the least time, so a client waits for at most one piece
- * of each other client. All functions are for the main thread. */
+/* pieces.h: work that libuv's threads do in pieces of some ten milliseconds, such as checks of large bodies. The next
+ * piece is always one of the flow (client, base/flow.h) that has used the least time, so a client waits for at most one
+ * piece of each other client. Only the main thread calls these functions. */
 #ifndef PIECES_H
 #define PIECES_H
 
@@ -15,8 +15,8 @@ struct piece {
     /* the flow (client) that is charged, to which the piece's owner has a reference; NULL: none */
     struct flow *flow;
     enum flow_work work;
-    void (*run)(struct piece *piece); /* called on one of libuv's threads */
-    /* called on the main thread when run() has ended; may add the piece again or free it */
+    void (*run)(struct piece *piece); /* does the work, on one of libuv's threads */
+    /* Called on the main thread after run() has ended. May add the piece again or free it. */
     void (*after)(struct piece *piece);
     struct pieces *pieces;
     struct piece *next;
@@ -27,12 +27,12 @@ struct pieces {
     uv_loop_t *loop;
     struct queue *queue; /* the queue of jobs, which knows the virtual time of each flow (client) */
     struct piece *first, **last;
-    int running; /* number of pieces that libuv runs or has queued */
+    int running; /* number of pieces of work that libuv runs or has queued */
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs the piece on one of libuv's threads when it is the turn of its flow (client). The caller sets flow, work, run
- * and after. */
+/* Queues a piece of work, which one of libuv's threads runs when its client (flow) is next. The caller sets flow, work,
+ * run and after. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

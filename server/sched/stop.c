@@ -27,7 +27,7 @@ void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
-    /* an answer closes its connection, and the client must not be able to open a new one */
+    /* From now on each answer closes its connection. New connections must be refused first. */
     loop->frontend.drain(loop->frontend.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);

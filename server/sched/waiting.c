@@ -83,9 +83,8 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Separates the job from its batches, because its request no longer waits; a batch for which no request waits is
- * cancelled. Also frees the gradient sums of parts that are back from their devices, unless they were sent once more to
- * add up. */
+/* Removes a job from its batches, because its client no longer waits. Cancels a batch if no client waits for any of its
+ * jobs. Also frees the gradient sums of the job's finished parts, unless devices are already adding them up. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -96,8 +95,8 @@ static void leave_batches(struct job *job)
     }
 }
 
-/* Records that nobody wants the result of a held request (one whose client's memory a device uses). The job keeps its
- * request until its batch ends. */
+/* Records that no client waits for a held request (one whose client's memory a device uses). The job keeps a pointer to
+ * its request until its batch ends. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
@@ -107,8 +106,8 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* Cancels the running work for a held request (one whose client's memory a device or thread uses). When it has ended,
- * on_checked(), on_finished() or batches_done() gives the request back to its HTTP thread. */
+/* Cancels the work for a held request (one whose client's memory a device or thread still uses). When this work has
+ * ended, on_checked(), on_finished() or batches_done() gives the request back to its HTTP thread. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
@@ -129,14 +128,14 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* a running job's transaction ends when the device is done */
+        /* ends the transaction of a queued job only; that of a running job ends when the device is done */
         transaction_end(job, false);
     }
     if (job->finishing)
-        /* on_finished() ends the use of contexts (saved forwards) later, because the finishing thread may read their
-         * names */
+        /* The thread that does the finishing work may still read the names of contexts (saved forwards), so
+         * on_finished() ends their use later. */
         job->finishing->cancelled = true;
-    /* the contexts (saved forwards) can be taken again, but a device may still read their memory */
+    /* Another backward may use the contexts (saved forwards) now, although a device may still read their memory. */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
@@ -178,7 +177,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 static void watch_start(struct loop *loop, struct request *request)
 {
     struct hangup_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) return; /* out of memory: a hang-up is noticed when the answer is sent */
+    if (watch == NULL) return; /* Without memory for a watch, a hang-up is noticed only when the answer is sent. */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);

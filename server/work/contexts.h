@@ -27,7 +27,7 @@ enum context_state {
 
 struct contexts;
 
-/* aborts when out of memory */
+/* Makes an empty table of contexts (saved forwards). Aborts when out of memory. */
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms);
 void contexts_free(struct contexts *contexts);
 

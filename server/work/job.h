@@ -43,8 +43,8 @@ struct job_links {
  * compares `out` on the device. In a check the exact results go to the judge on the CPU. */
 struct job_truth {
     bool wanted;
-    uint64_t results; /* for a check: the wanted tensors, as bits of attn_tensor_id */
-    /* for a check: where in the memory of the job's outputs the device writes the exact results */
+    uint64_t results; /* the tensors that a check wants, as bits of attn_tensor_id */
+    /* Addresses in the memory of the job's outputs to which the device writes the exact results; only for a check. */
     attn_truth to;
     size_t bytes;
     size_t workspace_bytes;
@@ -55,43 +55,53 @@ struct job_truth {
  * queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* What one part of a cut job computes, and its share of the job's work. */
+/* The heads, batch rows or queries that one device computes when several devices share a job, and what fraction of the
+ * job's work this is. */
 struct job_range {
     int64_t first, end; /* heads, batch rows or queries `first` to end - 1 */
     double share;
 };
 
-/* The part of a job that one device computes. Almost every job has one part, the whole job.
+/* The part of a job that one device computes. Almost every job has only one part, which is the whole job.
  *
- * A part is sent to a device once. If gradients are sums over queries, each part is sent once more when all are back,
- * to add up a share of them. A job is over when all parts are back; it may then be made a single part again, and
- * queued. If one part fails, the others are cancelled, so the job's error is the first one that is not CANCELLED. */
+ * A part is sent to a device once. If gradients are sums over queries, every part is sent once more when all parts are
+ * back, to add up a share of these gradients. A job ends when all its parts are back. If devices failed, it may then
+ * become a single part again and be queued. If one part fails, the others are cancelled, so the job's error is the
+ * first one that is not CANCELLED. */
 struct job_part {
     struct job_part *next;
     struct job *job;
-    int device; /* number of the only device that can compute the part; -1: any can */
+    int device; /* number of the only device that can compute the part; -1: any device can */
     enum job_way way;
     int number;
-    struct job_range range; /* { 0, 0, 1 } if the part is the whole job */
-    /* true: the part is sent once more, to add up a share of the gradients that are sums over all queries */
+    struct job_range range; /* the share that the part computes; { 0, 0, 1 } if the part is the whole job */
+    /* Whether the part is with a device for the second time. It then adds up a share of the gradients that are sums
+     * over all queries. */
     bool adds;
 
     /* Only the main thread uses the members from here to handed_over. */
-    struct batch *batch; /* NULL: the part is in no batch */
-    bool left;           /* true: the part has been sent to a device */
-    /* the stream on which an HTTP thread left the part running (INLINE_LATE); NULL: none */
+    struct batch *batch; /* the batch that the part is in; NULL: none */
+    bool left;           /* whether the part has been sent to a device */
+    /* The stream on which the part still runs, if an HTTP thread started it and did not wait (INLINE_LATE). NULL:
+     * none. */
     struct inline_slot *handed_over;
 
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
-    bool ran;         /* true: the part's kernels ran without an error */
-    attn_error error; /* why the part did not run */
-    /* memory of device `sums_on` for gradients that are sums over all queries (device/sums.c); NULL: none */
+    bool ran;         /* whether the part's kernels ran without an error */
+    attn_error error; /* why the part failed, if `ran` is false */
+    /* device memory (on `sums_on`) for this part's share of the gradients that are sums over all queries
+     * (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
-    struct job_part *next_kept; /* next part with sums on device `sums_on`, whose lock protects this member */
-    int index;                  /* for a part of a cut job: the backend's number of its device */
-    const char *kernel;         /* for a part of a cut job: the name of its kernel */
-    /* for a part of a cut job with `verify`: the differences between `out` and exact results that the device found */
+    /* next part in the list of device `sums_on`, which has all parts with sums there; the device's lock protects the
+     * list */
+    struct job_part *next_kept;
+    /* number of the device that computed the part, as the backend counts devices; only if several devices share the
+     * job */
+    int index;
+    const char *kernel; /* name of the kernel that computed the part; only if several devices share the job */
+    /* Whether the device has compared the part's `out` with exact results, and the differences that it found. Only for
+     * `verify`, and if several devices share the job. */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
@@ -104,90 +114,95 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the staging memory with the inputs, and the outputs behind them. `spare`: a second block, for outputs
-     * that did not fit. */
+    /* `inputs` is the staging memory with the input tensors, followed by the outputs if there is room. `spare` is a
+     * second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
-    /* Number of parts of a job that is cut by queries and has gradients that are sums over queries; otherwise 0. */
+    /* Number of parts whose gradients must be added up, because they are sums over queries and each part has some of
+     * the queries. 0: none. */
     int sum_parts;
     proto_call *call;
-    proto_result *results; /* array of call->count elements */
+    proto_result *results; /* results of the problems, an array of call->count elements */
     /* Plans (chosen kernels) of the call->count problems. prepare_job() makes them for the first device, and each
      * device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
-    int runnable; /* number of items (problems) without an error that a device must compute */
+    int runnable; /* number of problems (items) that have no error and that a device must compute */
     double flops; /* floating-point operations of the items (problems) that a device computes */
     /* bytes that a device reads and writes for all items, including keys and values in cache pages (attn_cost) */
     double bytes;
     /* time that a device is expected to take for all items (attn_cost_of()) */
     double seconds;
-    /* the value of `seconds` if the scores of all rows exceeded the range of float32 */
+    /* what `seconds` would be if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
-    /* what dominates the time of the costliest item, a text of attn_cost; "": the matrix products with q, k and v */
+    /* What dominates the time of the costliest problem (item), as a text from attn_cost. "" means the matrix products
+     * with q, k and v. */
     const char *because;
     /* bytes of the job's staging memory (memory for tensors) */
     size_t tensor_bytes;
     job_kind kind;
-    /* bytes of `inputs` with input tensors, which a short answer may overwrite */
+    /* number of bytes of `inputs` that input tensors use; a short answer may overwrite them */
     size_t inputs_used;
-    struct job_region outputs; /* all output tensors, one after the other */
+    struct job_region outputs; /* memory of all output tensors, which lie one after the other */
     struct contexts *contexts;
     struct caller *caller; /* the account (access token) that is charged; the job holds a reference */
     /* the flow (client) that is charged for device time; the job holds a reference; NULL: none */
     struct flow *flow;
-    int64_t priority; /* among the waiting jobs of one account, 1 goes before 2 */
+    int64_t priority; /* urgency among the waiting jobs of one account: jobs with 1 are sent before jobs with 2 */
     /* For each item (problem), a reference to the job of the context (saved forward) that it uses, or NULL. The array
      * is NULL if no item uses one. */
     struct job **saved;
     struct region_uses
-        /* outputs for memory shared with the client, and tensors in a client's GPU memory; NULL: none */
+        /* tensors in memory of the client: outputs in shared memory, and any tensors in GPU memory; NULL: none */
         *shared;
-    /* Rows of the client's lse that a device must check, because the CPU cannot read q or k; NULL: none. */
+    /* The rows of the client's lse that a device must recompute and compare, because the CPU cannot read q or k. NULL:
+     * none. */
     attn_lse_look *lse;
     /* memory for the values with which the device checks the client's lse */
     void *lse_found;
-    /* For each item, what a device needs for exact results (`verify`, checks); NULL: the job needs none. If it is not
-     * NULL, the job is alone in its batch. */
+    /* For each problem (item), what a device needs for exact results (`verify`, checks). NULL: the job needs none. A
+     * job with such an array is alone in its batch. */
     struct job_truth *truths;
-    /* time for exact outputs (`truths`), which is included in `seconds` */
+    /* expected time, in seconds, in which the device computes exact results (`truths`); `seconds` includes it */
     double truth_seconds;
     /* For each item, the differences between its outputs and the exact ones (float64). The device writes them into the
      * memory of the outputs. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    /* true: the device has computed the exact results (float64); false: it could not */
+    /* Whether the device has computed the exact results (float64), which it may be unable to do. */
     bool truth_known;
     bool wants_verify, wants_save, wants_count;
-    /* true: the request is a check, in which a judge on the CPU compares the client's results with exact ones
-     * (sched/finish.h) */
+    /* Whether the request is a check: a judge on the CPU compares the client's results with exact ones
+     * (sched/finish.h). */
     bool wants_judge;
-    /* true: the answer has many numbers as text, whose length is measured in pieces before it is encoded */
+    /* Whether the answer has so many numbers as text that their length is computed in pieces before the answer is
+     * encoded. */
     bool wants_measure;
-    /* true: the job has taken or reserved contexts (saved forwards), so contexts_finish_job() must be called */
+    /* Whether the job has taken or reserved contexts (saved forwards). If so, contexts_finish_job() must be called. */
     bool holds_contexts;
     struct caches *caches;
     /* the transaction that reads or extends caches (transaction.h); NULL: none */
     struct job_transaction *transaction;
-    struct staging_block *tables; /* page tables of the running transaction */
+    struct staging_block *tables; /* staging memory for the page tables of the running cache transaction */
     size_t tables_used;
-    /* true: on a GPU the job is limited by memory, not arithmetic, so a batch may have many such jobs */
+    /* Whether memory, not arithmetic, limits the job's speed on a GPU. A batch may have many such jobs. */
     bool memory_bound;
-    /* number of contexts (saved forwards) with a reference to this job, under the lock of contexts.c */
+    /* how many contexts (saved forwards) have a reference to this job; protected by the lock of contexts.c */
     int context_count;
 
     /* Only the main thread uses the members from here to given_up. */
-    struct request *request;     /* NULL: no client waits any more */
+    struct request *request;     /* the request that waits for the job; NULL: its client no longer waits */
     struct finishing *finishing; /* work after the run, such as verification; NULL: none */
-    int parts_out;               /* number of parts that are with devices */
+    int parts_out;               /* number of the job's parts that are now with devices */
     /* links in the list of all waiting jobs, and in that of the job's flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
-    bool blocked; /* true: the job's cache transaction cannot begin yet */
-    bool scanned; /* true: the main thread has tried to begin the cache transaction */
-    /* true: no client wants the result, but a device uses the client's memory */
+    bool blocked; /* whether the job waits because its cache transaction cannot begin yet */
+    bool scanned; /* whether the main thread has already tried to begin the cache transaction */
+    /* Whether no client wants the result any more although the job still runs, because a device uses the client's
+     * memory. */
     bool given_up;
 
-    int batch_jobs; /* number of jobs in the batch; 0: the job runs alone on an HTTP thread */
-    bool follows;   /* true: the batch has a job of the same KServe model before this one */
-    /* time of the slowest part so far, whose stages the answer reports (batch_note_times()) */
+    int batch_jobs; /* number of jobs in this job's batch; 0: it runs alone on an HTTP thread */
+    bool follows;   /* whether an earlier job of the batch has the same KServe model */
+    /* longest device time of a part so far; the answer reports the stages of that part (batch_note_times()) */
     int64_t longest_ns;
 
     struct job_part part;
@@ -205,27 +220,26 @@ static inline attn_problem *job_problem(const struct job *job, int item)
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
-/* Releases a reference to the job, and frees it with the last one; does nothing for NULL. If holds_contexts is set,
- * contexts_finish_job() must come before. */
+/* Releases a reference to the job, and frees the job with the last reference. Does nothing for NULL. If holds_contexts
+ * is set, contexts_finish_job() must be called first. */
 void job_release(struct job *job);
 
 /* Returns the first part of the job that was not sent to a device yet and that this device can compute; NULL: none. */
 struct job_part *job_part_for(struct job *job, int device);
-/* Records that the part is being sent to a device in this batch, which gets a reference to the job. Returns the
- * part. */
+/* Records that the part is sent to a device in this batch. The batch gets a reference to the job. Returns `part`. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job with one problem, not yet sent to a device, into `count` >= 2 parts. False: out of memory; the job is
  * unchanged. */
 bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
-/* Makes a cut job, of which no device has a part, a single part again. */
+/* Makes a cut job whole again: it gets a single part. No device may have one of its parts. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {
     return job_part_is_cut(&job->part);
 }
 int job_parts(const struct job *job);
-/* True if a cut job should be computed again on other devices, because some parts lost their devices and all others ran
- * or were cancelled. All parts must be back. */
+/* True if a job that several devices share should be computed again. This is so if some of these devices failed, and
+ * all other parts ran or were cancelled. All parts must be back from their devices. */
 bool job_lost_devices(const struct job *job);
 /* True if only this device can compute a part that was not sent yet. */
 bool job_needs_device(const struct job *job, int device);

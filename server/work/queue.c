@@ -6,10 +6,10 @@
  * saves up no time. The next batch begins with the first job of the flow with the least virtual time that may be sent
  * to the device.
  *
- * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. A busy CPU
- * gets a second batch only when it is full. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS).
- * Finding it examines at most QUEUE_SCAN_MAX jobs, and passes over at most QUEUE_PASS_MAX jobs that cannot be sent
- * now. */
+ * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. A second
+ * batch is sent to a busy CPU only when this batch is full. A batch is bounded in problems (max_batch) and in work
+ * (QUEUE_BATCH_FLOPS). Forming a batch examines at most QUEUE_SCAN_MAX jobs, and passes over at most QUEUE_PASS_MAX
+ * jobs that cannot be sent now. */
 #include "server/work/queue.h"
 
 #include <assert.h>
@@ -80,7 +80,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* an estimate needs no lock */
+    /* Read without the lock, because this is only an estimate. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *
@@ -101,7 +101,8 @@ static struct flow *flow_of(struct queue *queue, const struct job *job)
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Updates the numbers of waiting jobs and bytes that other threads read. To be called after each change of the list. */
+/* Publishes the number of waiting jobs and of their bytes for other threads. Must be called after each change of the
+ * queue. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -110,7 +111,8 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    bool of_flow; /* true: the jobs are linked by in_flow; false: by in_queue */
+    /* Whether jobs are linked by the member in_flow (a list of one client's jobs) or by in_queue (all jobs). */
+    bool of_flow;
 };
 
 static struct list all_jobs(struct queue *queue)
@@ -143,7 +145,7 @@ static void take_out(const struct list *list, struct job *job)
     *links(list, job) = (struct job_links){ NULL, NULL };
 }
 
-/* Swaps two jobs of the list, of which `other` comes first. */
+/* Swaps two jobs of the list, in which `other` comes before `job`. */
 static void change_places(const struct list *list, struct job *job, struct job *other)
 {
     struct job *const behind = links(list, job)->next;
@@ -153,9 +155,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job of the queue ahead of less urgent jobs of the same account, by swapping places, so that other
- * accounts' jobs keep their positions. Jobs with a cache transaction must run in order of arrival, and are not
- * moved. */
+/* Moves the last job of the queue ahead of less urgent jobs of the same account. Jobs swap places, so jobs of other
+ * accounts keep their positions. Jobs with a cache transaction are not moved, because they must run in order of
+ * arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -167,8 +169,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* begin_transactions() searches for unscanned jobs from the end and stops at the first scanned one, so a job
-         * that moves towards the end must count as unscanned */
+        /* begin_transactions() walks back from the end of the queue and stops at the first job that is marked as
+         * scanned. A job that moves towards the end must lose this mark, or the walk would end at it. */
         other->scanned = false;
     }
 }
@@ -276,7 +278,8 @@ static double most_flops(const struct job *leader)
     return leader->memory_bound ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-/* Returns the first of the flow's first `most` jobs that may be sent to the device now, or NULL. */
+/* Returns the first job of the flow (client) that may be sent to the device now, or NULL. Examines at most `most`
+ * jobs. */
 static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
     struct job *job = flow->first;

@@ -15,23 +15,25 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* number of places of this kind in use */
-        int limit;         /* number of places of this kind */
+        _Atomic int count; /* number of requests that have a place of this kind */
+        int limit;         /* largest number of requests that may have a place of this kind */
     } places[CALLER_PLACES];
 
     /* Only the main thread uses the members from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    /* All waiting jobs, in order of arrival, but an urgent job may be ahead of less urgent ones of its account. */
+    /* All waiting jobs in order of arrival, except that an urgent job may be ahead of less urgent jobs of its
+     * account. */
     struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* the flows (clients) with waiting jobs */
     int flows;
     struct flow nobody; /* the flow of all jobs without a flow (client) of their own */
-    int64_t virtual_ns; /* virtual time (see queue.c) of the flow served last */
+    int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) whose job was sent to a device last */
     int64_t bytes;
-    double seconds_per_job;                 /* moving average, for the header Retry-After */
-    _Atomic int64_t waiting, waiting_bytes; /* number and bytes of waiting jobs, for other threads */
+    double seconds_per_job; /* average time per job in recent batches, for the header Retry-After */
+    /* number of waiting jobs and the bytes of their tensors, for readers on other threads */
+    _Atomic int64_t waiting, waiting_bytes;
 };
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);
@@ -61,8 +63,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The device for which queue_take() chooses a batch. has_room() tells whether a batch that begins with `job` may be
- * sent to it now; NULL: any may. */
+/* The device for which queue_take() chooses a batch. has_room() returns whether a batch that begins with `job` may be
+ * sent to it now. If has_room is NULL, every batch may. */
 struct queue_taker {
     int device;
     bool (*has_room)(void *context, const struct job *job);
@@ -75,24 +77,24 @@ struct queue_taker {
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the flow's virtual time (see queue.c); NULL: of the flow of all jobs without a flow of their own. */
+/* Returns the virtual time (see queue.c) of a flow (client). NULL: that of the flow for all jobs without a client. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Called when work of the flow (client) begins to wait: raises the flow's virtual time to the queue's, so that an idle
  * flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Called when work of the flow (client) leaves the queue: raises the queue's virtual time to the flow's (see queue.c).
- * Running work is not counted. */
+/* Called when work of the flow (client) leaves the queue: raises the queue's virtual time to that of the flow (see
+ * queue.c), which here does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs() is called when a batch was sent to a device at the time left_ns, and queue_flow_ran() when it is
- * back. `flow` is that of the batch's first job, or NULL. */
+/* queue_flow_runs() is called when a batch has been sent to a device, at the time left_ns. queue_flow_ran() is called
+ * when the batch has come back. `flow` is that of the batch's first job, or NULL. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 
-/* True if the next batch could get more jobs by waiting. */
+/* True if the next batch could have more jobs if it was sent later. */
 bool queue_may_grow(const struct queue *queue);
 
-/* Updates seconds_per_job: a batch of `jobs` jobs has taken `seconds`. */
+/* Updates the average seconds_per_job after a batch of `jobs` jobs has taken `seconds`. */
 void queue_learn(struct queue *queue, int jobs, double seconds);
 
 #endif

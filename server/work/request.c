@@ -23,7 +23,7 @@ static const struct {
     const char *label;
     enum role owner;
     enum caller_place place; /* the place in the queue that this state needs; CALLER_PLACES: none */
-    unsigned to;             /* the possible next states, as bits */
+    unsigned to;             /* states to which the request may move next, as bits */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },
     REQUEST_STATE_MAP(X)
@@ -84,7 +84,8 @@ void request_count_in(struct request *request)
     atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
 }
 
-/* splitmix64, of a counter and a random start value of the thread: no lock, and only one system call for each thread */
+/* The id comes from splitmix64, with a counter and a random start value in each thread. So it takes no lock, and only
+ * one system call per thread. */
 void request_make_id(char id[REQUEST_ID_BYTES])
 {
     static _Atomic uint64_t counter;
@@ -149,7 +150,8 @@ void request_free(struct request *request)
     request_drop_body(request);
     free(request->text);
     proto_encoder_free(request->encoder);
-    /* the connection broke before the answer, so contexts (saved forwards) can be taken again */
+    /* If no answer was sent, the saved forwards (contexts) that this backward has taken can be used by another
+     * backward. */
     if (request->job) contexts_finish_job(request->job, false);
     job_release(request->job);
     flow_release(request->flow);

@@ -26,9 +26,9 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 /* One row for each state: its id, its label in /metrics, the role of the thread that owns the request, the kind of
  * place in the queue that the request needs, the next states.
  *
- * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. A request whose
- * job uses its client's memory in place is held until the job ends, unless the device hangs or the server ends. A state
- * ends when
+ * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If a device
+ * reads or writes the client's own memory, the request is held (not answered) until the job ends, unless the device
+ * hangs or the server ends. A state ends when
  *
  *   RECEIVING    the last byte has arrived, or the client has left
  *   COMPUTING    the HTTP thread has computed the job, or leaves the job to a device
@@ -69,10 +69,10 @@ int request_count(enum request_state state);
 
 /* Times on CLOCK_MONOTONIC; 0: the request ended before that event. */
 struct request_times {
-    int64_t began_ns;    /* when the request line arrived */
-    int64_t head_ns;     /* when the headers were complete */
-    int64_t received_ns; /* when the last byte of the body arrived */
-    int64_t answer_ns;   /* when the answer was queued for sending */
+    int64_t began_ns;    /* time at which the request line arrived */
+    int64_t head_ns;     /* time at which the headers were complete */
+    int64_t received_ns; /* time at which the last byte of the body arrived */
+    int64_t answer_ns;   /* time at which the answer was queued for sending */
     int64_t recv_ns;     /* time spent waiting for bytes of the body, without decoding */
     int64_t decode_ns;   /* time spent decoding the body, piece by piece */
     int64_t encode_ns;
@@ -84,14 +84,14 @@ struct slice {
     size_t length;
 };
 
-enum { REQUEST_PARAMETERS = 4 }; /* most parameters in a path */
+enum { REQUEST_PARAMETERS = 4 }; /* largest number of parameters in a path */
 
 /* The answer of a handler that computes no tensors. */
 struct answer {
     int status;
     const char *content_type;
-    char *body;    /* from malloc(), freed by libmicrohttpd; NULL: none */
-    bool constant; /* true: the body is a constant, which is not freed */
+    char *body;    /* the answer's body, allocated by malloc() and freed by libmicrohttpd; NULL: none */
+    bool constant; /* whether `body` is a constant, which must not be freed */
     size_t length;
     const char *csp; /* header Content-Security-Policy; NULL: none */
     /* header Location, the path of a new resource; empty: none */
@@ -99,32 +99,34 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* posts the request to the main thread's mailbox */
+    struct message message; /* the message that posts this request to the main thread's mailbox */
     enum request_state state;
-    bool counted; /* true: request_count() counts the request, because it has tensors */
+    bool counted; /* whether request_count() counts the request; only requests with tensors are counted */
     struct server *server;
     int socket; /* the socket of the client's connection, to watch for a hang-up; libmicrohttpd owns it */
     /* The row of the table of routes that matches the request's path and method, or else the first that matches its
      * path; NULL: none. */
     const struct route *route;
-    struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the route's order */
-    /* the client's account (access token), with a reference; NULL: not determined yet, or refused */
+    /* values of the path's parameters, in the order of the route's pattern */
+    struct slice parameters[REQUEST_PARAMETERS];
+    /* the client's account (access token); the request holds a reference; NULL: not determined yet, or refused */
     struct caller *caller;
-    /* the flow (client) that is charged for device time, with a reference; NULL: none yet */
+    /* the flow (client) that is charged for device time; the request holds a reference; NULL: not known yet */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
 
     /* Only the HTTP thread uses the members below, while the request is received. */
-    const proto_model *model; /* NULL: the path has no KServe model */
+    const proto_model *model; /* the KServe model that the path names; NULL: the path names none */
     const proto_format *answer_as;
     proto_parser *parser;
     struct staging_block *block; /* staging memory (memory for tensors) into which the parser writes */
-    /* bytes of `text`, or of the answer, that count towards --staging-bytes although they are not in staging memory */
+    /* number of bytes of `text`, or of the answer, that are charged to --staging-bytes although they lie outside
+     * staging memory */
     size_t counted_bytes;
-    /* the body's tensors in shared memory, until the job takes the list over; NULL: none */
+    /* list of the body's tensors that lie in shared memory; NULL: none, or the job has taken the list over */
     struct region_uses *shared;
-    char *text; /* the body from malloc(), for routes that keep it as text */
+    char *text; /* the body, allocated by malloc(), if the route keeps it as text */
     size_t text_bytes;
     uint64_t decoded_bytes;    /* bytes of the unpacked body that the parser has received */
     int64_t client_timeout_ms; /* header X-Request-Timeout-Ms; -1: not given */
@@ -133,29 +135,29 @@ struct request {
 
     /* Only the request's owner uses the members below. */
     struct job *job; /* the request holds a reference to the job */
-    bool failed;     /* true: the answer is an error as JSON */
+    bool failed;     /* whether the answer is an error, as JSON */
     proto_error error;
-    attn_error why; /* the error and its pointer into the body */
-    bool gone;      /* true: the client left, so no answer is sent */
+    attn_error why; /* why the request fails, with a JSON pointer into the body */
+    bool gone;      /* whether the client left, so that no answer is sent */
 
-    proto_encoder *encoder; /* encoder of the measured answer; NULL: none yet */
+    proto_encoder *encoder; /* encoder that has computed the length of the answer; NULL: none yet */
 
     /* Only the main thread uses the members below, while the request waits. */
     struct deadline deadline;
-    /* true: another thread checks the request's body or uses its client's shared memory, so it cannot go back to its
-     * HTTP thread yet */
+    /* Whether another thread checks the request's body or uses its client's shared memory, so that the request cannot
+     * go back to its HTTP thread yet. */
     bool held;
     /* neighbours in the list of all requests with suspended connections, in order of arrival */
     struct request *previous, *next;
-    struct hangup_watch *watch; /* watches for the client's hang-up; NULL: not yet */
+    struct hangup_watch *watch; /* the watch for the client's hang-up; NULL: none yet */
 };
 
-/* Makes a request in the state RECEIVING, owned by the calling HTTP thread, as the first member of a zeroed struct of
- * `bytes` bytes. NULL: out of memory. */
+/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. It is the first member of a struct of
+ * `bytes` bytes, which is filled with zeros. NULL: out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
 void request_free(struct request *request);
 
-/* Marks the request as one with tensors, for request_count(). */
+/* Marks the request as one with tensors, which request_count() then counts. */
 void request_count_in(struct request *request);
 
 /* Moves the request to its next state, whose owner then owns it. Only the current owner may call this. */
@@ -169,13 +171,13 @@ void request_fail_status(struct request *request, const attn_error *why);
  * body. Only the job's owner may call this. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* Takes a place in the queue for the request and releases the place that it had, before it moves to a state that needs
- * one. request_move() releases the place when none is needed. After an error the request has none. Only its owner may
- * call this. */
+/* Replaces the request's place in the queue by one of the kind `place`, before the request moves to a state that needs
+ * it. After an error it has no place. request_move() releases the place when the next state needs none. Only the
+ * request's owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Counts the request's text or answer as staging memory (memory for tensors), although it is elsewhere. Growth is
- * charged to the request's account. Errors: BUSY, QUOTA. */
+/* Charges the size of the request's text or answer to the limit on staging memory (memory for tensors), although it
+ * lies elsewhere. Only growth since the last call is charged, also to the request's account. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed while it was received: parser, place in the queue, memory for tensors, references to

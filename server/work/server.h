@@ -31,7 +31,7 @@ enum server_phase {
 
 struct connection_totals {
     _Atomic int count;
-    _Atomic int64_t bytes; /* memory of connections and requests, without tensors */
+    _Atomic int64_t bytes; /* bytes of memory that connections and requests use, without tensors */
 };
 
 struct server {
@@ -41,15 +41,15 @@ struct server {
     _Atomic int phase; /* enum server_phase */
     /* when the drain (finishing accepted requests before the end) began; 0: not draining */
     _Atomic int64_t drain_since_ms;
-    _Atomic bool stopping; /* true: no connection may be suspended any more */
+    _Atomic bool stopping; /* whether the server stops, so that no connection may be suspended any more */
     _Atomic int suspended;
 
     struct staging_pool *staging;
-    /* true: a driver holds the pages of the staging memory, so that devices can copy from and to it */
+    /* Whether the staging memory is page-locked by a driver, so that devices can copy from and to it. */
     bool pinned;
     struct contexts *contexts;
     struct caches *caches;
-    struct regions *regions; /* clients' shared memory; NULL: not offered */
+    struct regions *regions; /* regions (shared memory that clients have registered); NULL: not offered */
     struct tokens *tokens;   /* access tokens; NULL: clients need none */
     struct caller everybody; /* the account of all clients without access tokens */
     struct queue queue;
@@ -57,7 +57,7 @@ struct server {
     struct connections *connections;
     const struct connection_totals *open_connections;
     struct loop *loop;
-    /* set by frontend_init() and loop_open() */
+    /* the versions of libmicrohttpd (set by frontend_init()) and of libuv (set by loop_open()) */
     const char *web_library, *loop_library;
 };
 

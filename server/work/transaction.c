@@ -1,7 +1,7 @@
-/* transaction.c: the problem that a device computes for a decode is a forward with page_table (kernels/attention.h).
- * Its k and v are views of the pool, which is the memory of all pages. A page's number is that of its first granule
- * (unit of the pool's memory), so the stride of the page axis is one granule for pages of any size. Behind the keys of
- * a page come its values; in a latent cache, v = k. */
+/* transaction.c: prepares the problem that a device computes for a decode: a forward with page_table
+ * (kernels/attention.h). k and v are views of the pool, which is the memory of all pages. A granule is the unit of this
+ * memory. A page has the number of its first granule, so the stride of the page axis is one granule, however large a
+ * page is. In a page, the values follow the keys; in a latent cache, v = k. */
 #include "server/work/transaction.h"
 
 #include <assert.h>
@@ -17,16 +17,16 @@ _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as ma
 struct job_transaction {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
-    /* zeros that stand for the page table before the transaction begins */
+    /* a row of zeros that the problem uses as its page table until the transaction begins */
     int32_t *table;
-    /* the cache that was made because this request starts a sequence; empty: none */
+    /* id of the cache that was made because this request starts a sequence; empty if it starts none */
     char started[CACHE_ID_BYTES];
     bool committed;
 };
 
 /* ---- Preparing a transaction ------------------------------------------------------------------------------------- */
 
-/* Copies a cache's id. A text of another length names no cache. */
+/* Copies a cache's id. A text that is too long cannot be an id, so the copy is then empty. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -35,8 +35,8 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks that one axis of k or v, which the request appends to caches, has the size `want`. `of` says in the message
- * what size that is. */
+/* Checks that one axis of k or v, which the request appends to caches, has the size `want`. The text `of` explains this
+ * size in the error message. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -53,7 +53,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* the axis of positions */
+    const int first = t->rank - 3; /* index of the axis of positions (tokens) */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {
@@ -68,7 +68,8 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
     return status;
 }
 
-/* Checks that the request's k and v, if any, fit the caches, and makes them the ones to append. */
+/* Checks that the request's k and v fit the caches, and stores them in `step` as the keys and values to append. Does
+ * nothing if the request has neither. */
 static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
 {
     attn_problem *const p = &job->call->items[0].problem;
@@ -102,9 +103,9 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. `offset`:
- * first byte in each page. `columns`: length of a row. `stored`: distance of rows, more than `columns` if the values
- * are a part of the keys. */
+/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. `offset` is
+ * their first byte in each page, and `columns` the length of a row. `stored` is the distance of rows, which is larger
+ * than `columns` if the values are a part of the keys. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -122,8 +123,8 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Sets the problem's k and v to views of the pool (the memory of all pages), and its page table and lengths to the
- * transaction's. */
+/* Makes the problem's k and v views of the pool (the memory of all pages), and sets its page table to `table` and its
+ * lengths to `lengths`. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
@@ -141,17 +142,18 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     struct job_transaction *const own = job->transaction;
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
-    /* a page table must have a column */
+    /* A page table must have at least one column, even if no cache has a page. */
     if (step->most == 0) step->most = 1;
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* before the transaction begins, one row of zeros stands for all rows of the page table (stride 0) */
+    /* Until the transaction begins, all rows of the page table are the same row of zeros (stride 0). */
     item->problem.page_table.stride[0] = 0;
-    /* the mask's last column belongs to the last key of each cache, because their lengths differ */
+    /* The caches have different lengths, so the mask is aligned at the end: its last column is for the last key of each
+     * cache. */
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank > 0;
-    /* in an observe request (statistics of probabilities), key_mass and the default range of keys extend to the end of
-     * the longest cache */
+    /* In an observe request (statistics of probabilities), key_mass and the default range of keys cover as many keys as
+     * the longest cache has. */
     if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)
@@ -170,8 +172,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Makes an error about the cache of a new sequence name a tensor of the request, because the client does not know of
- * the cache. */
+/* Changes the member that an error names from one of the cache to one of the request's tensors, because the client has
+ * not made this cache itself. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
@@ -257,7 +259,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* a transaction that has waited before usually must wait longer, so caches_ask() comes before memory is leased */
+    /* A transaction that has waited before must usually wait longer. caches_ask() finds this out before memory is
+     * leased. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;

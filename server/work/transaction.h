@@ -12,20 +12,21 @@
 
 #include "server/work/job.h"
 
-/* Prepares the cache transaction of a request with one problem, without an error. For an append, the path names the
- * only cache. */
+/* Prepares the cache transaction of a request. The request must have one problem, in which no error was found. For an
+ * append, the URL names the only cache. */
 attn_status transaction_prepare(struct job *job, attn_error *err);
 /* Begins the transaction. caches_begin() in caches.h explains `scan`, *wait and the errors. */
 attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err);
 void transaction_end(struct job *job, bool commit);
 /* True between a transaction_begin() that succeeded and transaction_end(). False for a job without a transaction. */
 bool transaction_has_begun(const struct job *job);
-/* True once the new keys and values are in the caches. No error may be answered then, because it would say that nothing
- * changed. */
+/* True once the new keys and values are in the caches. From then on no error may be answered, because clients take an
+ * error to mean that nothing has changed. */
 bool transaction_is_committed(const struct job *job);
 void transaction_free(struct job *job);
 
-/* Returns the bytes of keys and values that a device will read. Pages that forks share count for each fork. */
+/* Returns how many bytes of keys and values a device will read. A page that several forks share counts once for each of
+ * them. */
 int64_t transaction_bytes(const struct job *job);
 
 /* Returns how many copies the device makes before it computes, and sets *moves to the array of these copies. */

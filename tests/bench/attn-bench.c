@@ -37,8 +37,8 @@
 
 enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOST_SEQUENCES = 256 };
 
-/* A timed run on a GPU lasts at least RUN_MS milliseconds. K, V and their copies have at least COPIES_BYTES, more than
- * a cache holds. */
+/* A timed run on a GPU lasts at least RUN_MS milliseconds. K, V and their copies together have at least COPIES_BYTES,
+ * which is more than a GPU's cache holds. */
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
@@ -49,35 +49,35 @@ static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse;
-    /* true if reading K and V dominates the time: the report shows GB/s, and calls alternate between copies of K and
-     * V */
+    /* Whether reading K and V dominates the time. If so, the report shows GB/s, and calls alternate between copies of K
+     * and V. */
     bool reading;
-    /* number of packed sequences, whose lengths replace B, Sq and Sk; 0: not packed */
+    /* number of packed sequences, which have their own lengths instead of B, Sq and Sk; 0: not packed */
     int sequences;
     int32_t lengths[MOST_SEQUENCES];
-    /* number of equal documents that a FlashMask separates; 0: no mask */
+    /* number of equally long documents that a FlashMask separates; 0: no mask */
     int64_t documents;
-    /* number of keys per page of K and V; 0: no pages */
+    /* how many keys a page of K and V holds; 0: K and V are not in pages */
     int64_t page_size;
-    bool forks; /* all batch rows share their pages, except the last page of each row */
+    bool forks; /* whether all batch rows share their pages, except the last page of each row */
     bool latent;
     bool deterministic, alibi, sinks;
-    bool truth; /* true: times attn_truth_some(), which computes in float64; false: times the kernels */
+    bool truth; /* Whether attn_truth_some(), which computes in float64, is timed instead of the kernels. */
     double softcap, scale, dropout;
     double keep;        /* fraction of the keys that a keep_mask of shape [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
-    bool each_head;     /* true: bias and keep_mask have shape [B, H, Sq, Sk]; false: [1, 1, Sq, Sk] */
-    bool forward_first; /* true: a backward computes out and lse itself; false: both are inputs */
-    /* true: the bias is a mask, with hidden_bias for later keys and for the first `padded` keys, and 0 for others;
-     * false: it is random */
+    bool each_head;     /* whether bias and keep_mask have the shape [B, H, Sq, Sk] instead of [1, 1, Sq, Sk] */
+    bool forward_first; /* whether a backward computes out and lse itself instead of getting them as inputs */
+    /* Whether the bias is a mask instead of random numbers. The mask has hidden_bias for later keys and for the first
+     * `padded` keys, and 0 for other keys. */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
     uint64_t observed;  /* outputs of an observe (a request for attention weights), one bit each */
-    bool given_lse;     /* an observe (a request for attention weights) gets lse as input */
-    uint64_t gradients; /* gradients of options (dsinks, dbias, dalibi_slopes) to compute, one bit each */
+    bool given_lse;     /* whether an observe (a request for attention weights) gets lse as an input */
+    uint64_t gradients; /* which optional gradients (dsinks, dbias, dalibi_slopes) are computed, one bit each */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
-    /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
+    /* q has `dtype`, k and v have `key_dtype`, dq, dk and dv have `grad_dtype`, and bias has `bias_dtype` */
     attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
@@ -110,8 +110,8 @@ static double median(double *times, int count)
 
 /* ---- Filling tensors with numbers -------------------------------------------------------------------------------- */
 
-/* Fills a tensor with random numbers close to N(0, 1), each the sum of four uniform numbers. PATTERN of them are drawn
- * and repeated; PATTERN is prime, so that no kernel benefits. */
+/* Fills a tensor with random numbers close to N(0, 1), each the sum of four uniform numbers. Only PATTERN numbers are
+ * drawn; the tensor repeats them. PATTERN is prime, so the rows of the tensor differ. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -426,7 +426,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             if (is == ATTN_NOT_FOUND) continue;
             must(is);
             give_memory(m, &p.tensor[id], &blocks[id]);
-            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* NaN in every dtype */
+            /* NaN in every dtype: the kernels must overwrite all of it */
+            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes);
             must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE,
                            &err));
         }
@@ -478,7 +479,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* For a single short call, the measured time would be that of queueing it. */
+    /* On a GPU a timed run has several calls if one is short. Otherwise the time would be that of queueing the call. */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -585,7 +586,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times each mask, each kind of sequence lengths, and for comparison a plain problem of the same size. */
+/* Times problems with each mask and with each kind of sequence lengths and, for comparison, a plain problem of the same
+ * size. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -638,8 +640,8 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* Times an observe (a request for attention weights) of each kind of output, and for comparison a forward of the same
- * sizes. */
+/* Times observe problems (requests for attention weights) with each kind of output and, for comparison, a forward of
+ * the same sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -760,7 +762,7 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* Reading a whole body takes the scanner, the base64 decoder, the JSON parser and the checks. */
+    /* Measures the time of reading a whole body: scanner, base64 decoder, JSON parser and checks. */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);

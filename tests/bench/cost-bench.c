@@ -47,10 +47,12 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
     double scale, softcap, dropout;
-    /* The bias above the causal diagonal, and of the first `padded` queries and keys; 0: no bias. */
+    /* `hidden` is the value of the bias for hidden pairs; 0: no bias. Hidden are pairs above the causal diagonal, and
+     * those of the first `padded` queries and keys. */
     double hidden;
     int64_t padded;
-    /* v_size: factor by which v is multiplied; lse: value of all elements of lse; 0: as they are */
+    /* v_size: factor by which v is multiplied. lse: value that all elements of lse get. With 0, the tensor keeps its
+     * values. */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
@@ -134,7 +136,7 @@ struct machine {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    bool by_processor; /* true: the time is processor time; false: the device's clock */
+    bool by_processor; /* whether processor time is measured instead of time on the device's clock */
 };
 
 struct block {
@@ -197,7 +199,8 @@ static int32_t *give_indices(attn_tensor *t, struct block *b, int rank, const in
     return b->host;
 }
 
-/* Hides pairs as Hugging Face does: by a bias for all heads, with a large negative number for each hidden pair. */
+/* Hides (query, key) pairs as Hugging Face does: by a bias for all heads, with a large negative number for each hidden
+ * pair. */
 static void hide_by_bias(const struct problem *spec, attn_problem *p)
 {
     const int64_t Sq = p->bias.shape[2], Sk = p->bias.shape[3];

@@ -58,13 +58,13 @@ struct team {
     int size, live, arrived;
     unsigned round;
     const char *name;
-    /* the pointer to `mine` that each thread passed to the collective (an instruction that all threads execute
-     * together) */
+    /* One pointer for each thread. It points to the `mine` that the thread passed to the collective (an instruction
+     * that all threads execute together). */
     void **brought;
 };
 
 struct warp_state : team {
-    /* sets of lanes, one bit per lane: lanes that have not ended, lanes that may run, lanes that wait for a
+    /* sets of lanes of the warp, one bit per lane: lanes that have not ended, lanes that may run, lanes that wait for a
      * condition */
     uint32_t alive, ready, polling;
     unsigned turn;
@@ -78,8 +78,8 @@ struct fiber {
     bool ended;
     struct block *block;
     warp_state *warp;
-    const char *what; /* what the fiber (a CUDA thread) waits for (NULL: nothing), and a number that the deadlock
-                       * message shows */
+    /* text for the deadlock message: what this fiber (CUDA thread) waits for; NULL: it does not wait */
+    const char *what;
     uint32_t number;
     const void *waits_on;      /* the team (such as a warp) or the named barrier that the fiber waits on */
     bool (*condition)(void *); /* the condition that a polling fiber waits for */
@@ -97,7 +97,7 @@ static inline int thread()
 {
     return self->thread;
 }
-int threads();          /* number of threads per block in the running launch */
+int threads();          /* Returns the number of threads per block in the running launch. */
 int64_t block_number(); /* linear number of the running block in its grid */
 uint3 block_index();
 
@@ -105,7 +105,8 @@ uint3 block_index();
  * CUDA calls fail, as after an illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
-extern bool quiet;         /* true: failures are not printed; can_fail.cu sets this, because it provokes failures */
+/* whether failures are not printed; can_fail.cu sets this, because its failures are intended */
+extern bool quiet;
 
 /* Returns a random number. It depends only on ATTN_EMULATOR_SEED, on the number of the launch, and on how many numbers
  * were drawn before. */
@@ -126,7 +127,7 @@ template <class To, class From> To bits(From x)
 /* ---- Waiting for all threads of a team (such as a warp), at a named barrier, or for a condition ------------------ */
 
 team &warp_team();
-team &group_team(); /* the 128 threads of the calling thread's warpgroup */
+team &group_team(); /* Returns the 128 threads of the calling thread's warpgroup. */
 team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
@@ -166,7 +167,7 @@ bool sync_block_or(bool x);
 
 /* The instructions bar.sync and bar.arrive. */
 void barrier_sync(int id, int threads);
-bool barrier_all(int id, int threads, bool x); /* bar.red.and */
+bool barrier_all(int id, int threads, bool x); /* bar.red.and: returns whether all threads have x = true */
 void barrier_arrive(int id, int threads);
 
 /* Waits until condition() holds. Messages show `what` and `number`; `what` must stay valid until the end of the
@@ -180,8 +181,8 @@ void yield(); /* lets other fibers (CUDA threads) run */
 
 /* ---- Global and shared memory, and checks of their use ----------------------------------------------------------- */
 
-/* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. Host pointers to it have the same
- * value modulo 1024. */
+/* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. A host pointer to it equals the
+ * 32-bit address modulo 1024. */
 enum : uint32_t { SHARED_BEGIN = 0x400 };
 uint32_t shared_address(const void *pointer);
 uint32_t shared_bytes();
@@ -232,8 +233,8 @@ struct agent {
     virtual void describe(FILE *) {}
     virtual ~agent() {}
 };
-agent *&block_agent(); /* the agent of the running block, which does its copies and tensor core products; NULL before
-                        * its first use */
+/* the object that does the running block's copies and tensor core products; NULL until its first use */
+agent *&block_agent();
 
 /* ---- Launches of kernels ----------------------------------------------------------------------------------------- */
 
@@ -275,7 +276,7 @@ cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfi
 }
 
 /* runtime.cc */
-/* the shared memory that a kernel may use: what cudaFuncSetAttribute set, or 48 KB */
+/* Returns how many bytes of shared memory a kernel may use: what cudaFuncSetAttribute has set, or 48 KB. */
 size_t shared_allowed(const void *kernel);
 void launch_failed();
 

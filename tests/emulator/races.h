@@ -37,8 +37,8 @@ struct access_record {
 
 struct race_watch {
     clocks now; /* the present epoch of each warp: how many barriers the warp has passed */
-    /* after[w].epoch[x] is an epoch (count of barriers) of warp x. Barriers have ordered all accesses of warp x up to
-     * this epoch before the accesses of warp w. */
+    /* after[w].epoch[x] is a count of barriers that warp x has passed. All accesses of warp x up to this count are
+     * ordered before the next accesses of warp w. */
     clocks after[WARPS];
     access_record *records;
 };
@@ -46,8 +46,8 @@ struct race_watch {
 /* begins the check of a thread block, and forgets the accesses of earlier thread blocks */
 void watch_begin(race_watch &w);
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
-/* Records that the warps in `warps` have met at a barrier. All their later accesses are ordered after the accesses up
- * to the epochs (counts of barriers) in `arrived`. */
+/* Records that the warps in `warps` have passed a barrier. `arrived` says up to which epoch (count of barriers) each
+ * warp's earlier accesses are now ordered before all later accesses of these warps. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* Records that the warp has arrived at a barrier and goes on without waiting (bar.arrive). */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);

@@ -84,15 +84,15 @@ void fence_proxy_async();
 
 enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
-/* The part of one thread in the wgmma product d[64 x N] = (accumulate ? d : 0) + A B. */
+/* One thread's share of the wgmma product d[64 x N] = (accumulate ? d : 0) + A B. */
 struct wgmma_operation {
     wgmma_type type;
     int N;
-    float *d;                    /* this thread's N / 2 registers of sums */
+    float *d;                    /* this thread's N / 2 registers of the result d */
     const uint32_t *A_registers; /* this thread's 4 registers of A; NULL: A is in shared memory */
     uint64_t A, B;               /* descriptors */
     bool accumulate;
-    bool A_mn, B_mn; /* true: the operand is MN-major, which means that its k axis runs along the rows */
+    bool A_mn, B_mn; /* Whether the operand is MN-major: consecutive elements in memory differ in m or n, not in k. */
 };
 
 void wgmma_issue(const wgmma_operation &x);

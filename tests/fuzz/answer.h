@@ -13,10 +13,10 @@ static inline void broken(const char *file, int line, const char *what)
     abort();
 }
 
-/* largest size of an output that the fuzzer computes, to save time */
+/* largest size in bytes of an output that the fuzzer computes, to save time */
 enum { OUTPUT_BYTES = 1 << 16 };
 
-/* Places the outputs in the memory `outputs`. Returns false if an output does not fit. */
+/* Gives each output of the problem a place in the memory `outputs`. Returns false if one does not fit. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };

@@ -27,7 +27,7 @@ static void must(bool holds)
     if (!holds) abort();
 }
 
-/* Returns a copy of exact size, so that a sanitizer sees an access beyond it. */
+/* Returns a copy in memory of exactly this size, so that a sanitizer reports any access beyond the end. */
 static char *exact_copy(const char *text, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -51,7 +51,8 @@ static struct outcome decode(const char *text, size_t count, uint64_t start, siz
         }
         if (now > count - o.stop) now = count - o.stop;
         char *piece = exact_copy(text + o.stop, now);
-        /* The block has the size that the decoder may fill, so that a sanitizer sees a write beyond it. */
+        /* The memory has exactly the size that the decoder may fill, so that a sanitizer reports any write beyond the
+         * end. */
         uint8_t *out = malloc(BASE64_DECODED_MAX(now));
         must(out != NULL);
         taken = base64_decode_until(&d, piece, now, out, &written);

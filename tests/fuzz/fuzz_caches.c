@@ -2,7 +2,7 @@
  *
  * An input is one byte that chooses the kind of body, one byte that seeds the sizes of the pieces, and the body:
  *   0, 1   decode, as JSON or safetensors     4      a new cache
- *   2, 3   append, as JSON or safetensors     5, 6   a length that is required (5) or optional (6)
+ *   2, 3   append, as JSON or safetensors     5, 6   a cache's length, which is required (5) or optional (6)
  *
  * What must hold:
  *   1. A decode or append that is read in pieces has the same result as the whole body, to the bit.

@@ -48,7 +48,8 @@ static void check_answer(proto_call *call, uint32_t seed)
                  memchr(item->error.member, 0, sizeof item->error.member));
             continue;
         }
-        /* A problem that names a saved forward gets its tensors only in the server. */
+        /* The fuzz target has no saved forwards (contexts), so a backward that names one lacks tensors and cannot be
+         * answered. */
         if (item->context[0]) {
             item->error.status = ATTN_NOT_FOUND;
             continue;

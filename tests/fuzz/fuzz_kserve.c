@@ -77,7 +77,7 @@ static size_t announced(const proto_call *call, const cJSON *json)
         const char *const name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(output, "name"));
         must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
         const int number = proto_tensor_named(name, true);
-        /* Only an output in shared memory has neither numbers nor a size. */
+        /* An output in the answer must have numbers or their size in bytes, unless it was written to shared memory. */
         must(has == !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1));
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
@@ -88,11 +88,12 @@ static size_t announced(const proto_call *call, const cJSON *json)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    /* Zeros, because the outputs must be writable as JSON. */
+    /* zeros, because NaN and infinity cannot be written as JSON */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
-    /* A problem that names a saved forward gets its tensors only in the server. */
+    /* The fuzz target has no saved forwards (contexts), so a backward that names one lacks tensors and cannot be
+     * answered. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head;
         char *answer = answer_of(call, &result, &seed, &length, &head);

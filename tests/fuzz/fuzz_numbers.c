@@ -24,8 +24,8 @@ struct outcome {
     uint8_t *values; /* owned */
 };
 
-/* Reads a text as an array of numbers: at once if the seed is 0, and otherwise in pieces of random sizes, with little
- * room for elements. */
+/* Reads a text as an array of numbers. If the seed is 0, it is read at once. Otherwise it is read in pieces of random
+ * sizes, with room for only a few elements at a time. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };
@@ -41,7 +41,7 @@ static struct outcome read_text(const char *text, size_t count, numbers_type typ
             if (now > (seed >> 8) % longest) now = (seed >> 8) % longest;
             if (room > (seed >> 16) % 5) room = (seed >> 16) % 5;
         }
-        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
+        /* The memory has exactly the size of this piece, so that a sanitizer reports any read beyond the end. */
         char *piece = malloc(now ? now : 1);
         uint8_t *out = malloc(room * bytes > 0 ? room * bytes : 1);
         must(piece && out);

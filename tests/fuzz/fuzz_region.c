@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     proto_region region;
     proto_cuda_region cuda;
     attn_error err = { 0 }, cuda_err = { 0 };
-    /* The block has its exact size, so that a sanitizer sees a read beyond it. */
+    /* The memory has exactly the size of the body, so that a sanitizer reports any read beyond the end. */
     uint8_t *const body = malloc(size ? size : 1);
     must(body != NULL);
     if (size) memcpy(body, data, size);

@@ -38,7 +38,7 @@ static uint8_t *body_of(uint8_t choices, const uint8_t *data, size_t size, size_
 {
     const bool whole = choices & 4, problem = !whole && (choices & 8) && size > 0 && data[0] == '{';
     const uint8_t *const line = memchr(data, '\n', size);
-    const size_t own = line && !whole ? (size_t)(line - data) : size; /* length of the header */
+    const size_t own = line && !whole ? (size_t)(line - data) : size; /* length of the header in the fuzzer's input */
     const uint8_t *const rest = line && !whole ? line + 1 : data + size;
     const size_t left = (size_t)(data + size - rest);
     uint8_t *const body = calloc(1, LENGTH_BYTES + sizeof small + SMALL_BYTES + size + 1);
@@ -68,7 +68,8 @@ static void check_answer(proto_call *call, uint32_t seed)
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK);
-    /* A problem that names a saved forward gets its tensors only in the server. */
+    /* The fuzz target has no saved forwards (contexts), so a backward that names one lacks tensors and cannot be
+     * answered. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head, header = 0;
         char *answer = answer_of(call, &result, &seed, &length, &head);

@@ -77,7 +77,7 @@ static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const
     d->status = ATTN_OK;
     while (count > 0 && d->status == ATTN_OK) {
         const size_t part = seed ? some_bytes(seed, count) : count;
-        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
+        /* The memory has exactly the size of this piece, so that a sanitizer reports any read beyond the end. */
         char *const copy = malloc(part);
         must(copy != NULL);
         memcpy(copy, body, part);

@@ -17,7 +17,8 @@ static int replay_file(const char *path)
     long size;
     int good = 0;
     if (!f || fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET)) goto out;
-    data = malloc((size_t)size + !size); /* exact size, so that a sanitizer sees a read beyond it */
+    /* exactly the size of the file, so that a sanitizer reports any read beyond the end */
+    data = malloc((size_t)size + !size);
     if (!data || fread(data, 1, (size_t)size, f) != (size_t)size) goto out;
     LLVMFuzzerTestOneInput(data, (size_t)size);
     good = 1;

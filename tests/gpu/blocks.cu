@@ -192,7 +192,8 @@ template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 
     for (int i = 0; i < N / 2; i++) to[row_of(i) * N + column_of(i)] = d[i];
 }
 
-/* A product must overwrite the numbers of poison(), and add to those of begin_sums(). */
+/* poison() fills accumulators with NaN, which a product must overwrite. begin_sums() fills them with integers, to which
+ * a product must add. */
 template <int N> DEVICE void poison(float (&d)[N])
 {
 #pragma unroll
@@ -303,8 +304,8 @@ template <int D> struct shared_sums {
     alignas(8) uint64_t full;
 };
 
-/* Adds 2 (dS K + more) to `sums`. dS_transposed has a row for each of 64 keys, and `more` a number for each of 64
- * queries. */
+/* Tests sums in global memory: adds dS K + more to `sums` twice. dS_transposed has one row per key, and `more` one
+ * number per query (64 of each). */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
     add_sums(const float *dS_transposed, const __grid_constant__ CUtensorMap map_K, const float *more, float *sums)
@@ -374,7 +375,7 @@ void check_added_sums()
     check_sums<__half, 128>();
 }
 
-/* ---- Tests of wgmma with e4m3 numbers: the order of the keys ----------------------------------------------------- */
+/* ---- Tests of attention with e4m3 tensor core products (wgmma) --------------------------------------------------- */
 
 /* sizes of a tile: head dimension D, and BN keys */
 template <int D_, int BN_> struct shape_8 {
@@ -426,8 +427,8 @@ __global__ void __launch_bounds__(128)
     write_accumulators<X::D>(O_out, O);
 }
 
-/* P is S rounded to e4m3, which is still an integer. |P V| stays below 2^13, so sums are exact in the 14 bits that the
- * tensor core keeps. */
+/* Tests P V in e4m3, where P is S rounded to e4m3. All numbers are integers, and |P V| stays below 2^13, so sums are
+ * exact in the 14 bits that the tensor core keeps. */
 template <class X> void check_attend_8()
 {
     const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;
@@ -455,8 +456,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tensor core adds products in steps, and truncates each addend at 2^-13 of the largest. Beside a product of 2^13,
- * a product of 1 must still count. */
+/* The tensor core adds e4m3 products in steps. It truncates each addend at 2^-13 of the largest one. A product of 1
+ * beside one of 2^13 must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -503,8 +504,8 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer warpgroup w multiplies the tile. Kernels skip keys that none of a consumer's rows sees, but
- * the consumer still takes its turn. */
+/* Returns whether consumer warpgroup w multiplies the tile or skips it. A consumer that skips a tile still takes its
+ * turn. (Attention kernels skip keys that none of a consumer's rows sees.) */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
@@ -640,7 +641,7 @@ void check_ring()
     check_team<team<3, 2, 128, 4, 32, 160>>();
 }
 
-/* ---- Tests of shared memory that ordinary stores write and a pair of mbarriers hands over ------------------------ */
+/* ---- Tests of shared memory that ordinary stores fill and two mbarriers pass to readers -------------------------- */
 
 enum { LETTERS = 200, READERS = 8 };
 struct letter {
@@ -674,7 +675,7 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            /* All lanes of the warp must wait for the same phase of the mbarrier. */
+            /* Keeps the lanes of the warp together, so that all wait for the same phase of the mbarrier. */
             __syncwarp();
         }
         return;
@@ -737,7 +738,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* number of short tiles since the last long one */
+        int end = 0; /* number of short tiles after the last long tile */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;
@@ -863,7 +864,8 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* Numbers of few digits often lie halfway between two numbers of the narrow type. */
+    /* Numbers of few digits often lie halfway between two numbers of the narrow type, so they test how ties are
+     * rounded. */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
     /* e4m3's NaN is left out, because its conversion may give several bit patterns. */

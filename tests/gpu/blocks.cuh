@@ -48,7 +48,8 @@ struct outcome {
     double got = 0, expected = 0; /* values of the first element that differs */
 };
 
-/* `off` has the allowed difference of each element, or is empty if none is allowed. NaN differs from everything. */
+/* The array `off` has the allowed difference of each element, or is empty if none is allowed. NaN differs from
+ * everything. */
 template <class Got, class Expected>
 outcome compare(const std::vector<Got> &got, const std::vector<Expected> &expected, const std::vector<double> &off = {})
 {

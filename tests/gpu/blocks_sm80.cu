@@ -7,8 +7,9 @@
 
 namespace {
 
-/* Each thread issues two groups of copies of 16 bytes. The copies of odd threads are invalid and must write zeros. The
- * kernel outputs what is there after the wait for the first group, and after the wait for both. */
+/* Each thread issues two groups of copies of 16 bytes. The copies of odd threads are marked as not valid, so they must
+ * write zeros. The kernel outputs the copied bytes after the wait for the first group, and again after the wait for
+ * both. */
 __global__ void copy(const uint4 *from, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];
@@ -38,7 +39,7 @@ void check_copies()
     judge("cp.async: groups, and zeros where a copy is not valid", compare(out.fetch(), expected));
 }
 
-/* Lets the class `loader` load a tile into shared memory, and outputs this memory. */
+/* Tests the class `loader`: lets it load a tile into shared memory, and copies the tile to `out`. */
 template <int D, int ROWS>
 __global__ void __launch_bounds__(128)
     load_tile(const __grid_constant__ attn_view view, int h, int first, int count, int width, uint16_t *out)
@@ -101,15 +102,16 @@ void check_loader()
     }
 }
 
-/* How C = A B reads its fragments: A and B are stored by rows (A: 64 x D) or by columns (as A^T, D x 64). */
+/* Storage of the operands of C = A B, where A is 64 x D. An operand is stored row by row, or column by column (as its
+ * transpose). */
 enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* The argument h below is always 0, but must not be a constant: if all other terms of an address are 0, nvcc 13.0 drops
- * the thread's own offset. */
-/* With ANYWHERE, tiles begin 16 bytes after a multiple of 128, and are read by functions that accept any multiple of
- * 16. */
+/* The argument `h` is always 0. It is not a constant because of an error of nvcc 13.0: if all other terms of an address
+ * are 0, nvcc drops the thread's own offset. */
+/* With ANYWHERE, tiles begin 16 bytes after a multiple of 128 bytes. They are read by functions that accept any
+ * multiple of 16 bytes. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)
     multiply_tiles(const __grid_constant__ attn_view A, const __grid_constant__ attn_view B, int h, fragments how,
@@ -238,8 +240,9 @@ template <typename T, int D> void check_attend()
     judge(name, compare(out.fetch(), expected));
 }
 
-/* Computes attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048, in two planes of 16
- * bits. Small integers keep this exact. q, k and v are rows 64 to 127. */
+/* Computes S = Q K^T and O = S V, without a softmax, with float32 numbers that are stored as hi + lo / 2048
+ * (split.cuh). hi and lo are 16-bit numbers in separate arrays. Inputs are small integers, so the result is exact. The
+ * tiles of q, k and v are rows 64 to 127 of their arrays. */
 template <int D>
 __global__ void __launch_bounds__(128)
     attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)
@@ -282,7 +285,8 @@ __global__ void __launch_bounds__(128)
 template <int D> void check_attend_split()
 {
     const int plane = SPLIT_ROWS * D, first = 64 * D;
-    std::vector<float> planes[3]; /* q, k and v, each as two planes (hi, lo) of [128][D] */
+    /* q, k and v. Each has two matrices of [128][D]: the high parts of the numbers, then the low parts. */
+    std::vector<float> planes[3];
     for (int n = 0; n < 3; n++) {
         planes[n] = random_ints(plane, 1);
         const std::vector<float> low = random_ints(plane, n == 2 ? 2 : 4);

@@ -195,8 +195,8 @@ struct call {
     attn_dtype dtype;
     attn_op op;
     bool causal;
-    /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 whether a stream is done, 6 allocate and
-     * free */
+    /* number of the timed function: 0 attn_run, 1 attn_plan_make, 2 attn_workspace, 3 attn_copy, 4 attn_stream_mark, 5
+     * attn_stream_done, 6 attn_device_alloc and attn_device_free */
     int what;
 };
 

@@ -23,7 +23,8 @@ struct rate_case {
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* with PADDED, the bias of keys after the query, and of the first half of the keys or of the queries */
+    /* with PADDED: the bias of hidden pairs. Hidden are keys after the query, the first half of the keys, and all keys
+     * for the first half of the queries. */
     float hidden;
     bool alibi, sinks;
     double dropout;
@@ -143,7 +144,8 @@ struct rig {
     int count;
 };
 
-/* Makes a tensor in device memory with random numbers, a padded mask, or zeros (if the amplitude is 0). */
+/* Makes a tensor in device memory. If `padded`, its numbers are a mask for attention to padded sequences. Otherwise
+ * they are random, or 0 if the amplitude is 0. */
 static attn_tensor tensor_of(struct rig *r, const struct rate_case *c, attn_dtype dtype, int rank, const int64_t *shape,
                              double amplitude, bool padded)
 {

@@ -15,9 +15,8 @@ struct times {
     double at[ATTN_MARKS];
 };
 
-/* Returns when the work of a stage began, after any wait. A stage waits for the stage before it in its own stream, and
- * for the same stage of earlier requests, because a large kernel uses the whole chip, and copies of one direction share
- * an engine. */
+/* Returns the time at which a stage of a request (a copy or the kernel) began to work, after any wait. The stage waits
+ * for the previous stage of its request, and for the same stage of all earlier requests. */
 static inline double stage_began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];
@@ -56,8 +55,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Keeps the shorter time of each stage, because other work has disturbed the longer one. Both are times of one request,
- * which runs several times. */
+/* Keeps the shorter of two times for each stage of a request. The request runs several times, and other programs may
+ * have slowed down some of the runs. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

@@ -43,7 +43,7 @@ void MHD_resume_connection(struct MHD_Connection *mhd);
 /* libmicrohttpd makes allocations of at least this many bytes only for the buffers of a connection. */
 enum { POOL_BYTES = 64 << 10 };
 
-static uintptr_t first, last; /* the range of libmicrohttpd's code */
+static uintptr_t first, last; /* address range of libmicrohttpd's code */
 
 static int find(struct dl_phdr_info *info, size_t size, void *context)
 {

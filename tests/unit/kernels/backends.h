@@ -10,7 +10,7 @@
 extern struct bench bench;
 extern const char *backend;
 
-/* number of random problems unless ATTN_RANDOM_COUNT is set */
+/* How many random problems are tested if ATTN_RANDOM_COUNT is not set. */
 #if defined(__SANITIZE_THREAD__)
 enum { RANDOM_COUNT = 30 };
 #elif defined(__SANITIZE_ADDRESS__)
@@ -69,7 +69,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
 
 /* ---- The tests that each file defines ---------------------------------------------------------------------------- */
 
-/* backends_edges.c */
+/* Tests in backends_edges.c: */
 void test_huge_scores_and_values_agree_with_the_reference(void **state);
 void test_the_largest_numbers_of_float32_agree_with_the_reference(void **state);
 void test_edge_cases_agree_with_the_reference(void **state);
@@ -78,7 +78,7 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state);
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state);
 void test_grid_agrees_with_the_reference(void **state);
 void test_random_problems_agree_with_the_reference(void **state);
-/* backends_wide.c */
+/* Tests in backends_wide.c: */
 void test_wide_heads_agree_with_the_reference(void **state);
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state);
 void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state);
@@ -88,7 +88,7 @@ void test_wide_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(vo
 void test_random_wide_decoding_agrees_with_the_reference(void **state);
 void test_wide_decoding_has_the_same_bits_alone_and_among_others(void **state);
 void test_wide_decoding_splits_keys(void **state);
-/* backends_decode.c */
+/* Tests in backends_decode.c: */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);
 void test_random_decoding_agrees_with_the_reference(void **state);
 void test_keys_of_a_chunk_agree_with_the_reference(void **state);
@@ -102,7 +102,7 @@ void test_latent_attention_agrees_with_the_reference(void **state);
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state);
 void test_pages_may_overlap_and_be_shared(void **state);
 void test_a_shared_prefix_does_not_change_a_bit(void **state);
-/* backends_merge.c */
+/* Tests in backends_merge.c: */
 void test_merged_parts_are_the_whole(void **state);
 void test_merges_of_empty_and_strange_parts(void **state);
 void test_merges_that_disagree_are_refused(void **state);
@@ -110,10 +110,10 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state);
 void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state);
 void test_gradients_of_empty_parts_are_zeros(void **state);
 void test_a_sink_is_a_part_without_a_value(void **state);
-/* backends_sums.c */
+/* Tests in backends_sums.c: */
 void test_sums_of_parts_are_added_in_order_and_rounded_once(void **state);
 void test_bytes_are_copied_from_another_device(void **state);
-/* backends_observe.c */
+/* Tests in backends_observe.c: */
 void test_observables_agree_with_the_reference(void **state);
 void test_random_observables_agree_with_the_reference(void **state);
 void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state);
@@ -121,7 +121,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state);
 void test_one_observable_has_the_bits_that_it_has_among_all(void **state);
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state);
 void test_an_observe_without_options_is_computed_by_the_family_of_the_forward(void **state);
-/* backends_properties.c */
+/* Tests in backends_properties.c: */
 void test_a_problem_has_the_same_bits_alone_and_among_others(void **state);
 void test_a_family_that_is_asked_for_computes_both_ways(void **state);
 void test_the_number_of_threads_does_not_change_a_bit(void **state);
@@ -143,10 +143,10 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state);
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state);
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state);
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state);
-/* backends_truth.c */
+/* Tests in backends_truth.c: */
 void test_the_truth_rounds_to_the_results_of_the_reference(void **state);
 void test_random_truths_round_to_the_results_of_the_reference(void **state);
-/* backends_numerics.c */
+/* Tests in backends_numerics.c: */
 void test_float32_gradients_round_to_those_of_16_bits(void **state);
 void test_work_that_sees_no_keys_between_other_work(void **state);
 void test_float8_without_lse_agrees_with_the_reference(void **state);

@@ -10,8 +10,8 @@
 
 /* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
-/* Lengths and row counts lie just below and above the limits of kernels, which split keys at multiples of 128 to 2048,
- * and treat up to 16, up to 64 and more rows differently. All queries of a key/value head are rows. */
+/* The numbers of keys and rows (queries of all heads of a group) lie just below and above the limits of kernels.
+ * Kernels split the keys at multiples of 128 to 2048, and differ for up to 16, up to 64, and more rows. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -271,7 +271,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        /* Packed problems also launch the kernel for long sequences, which fails if TMA's tensor maps are refused. */
+        /* Runs the problem again while the driver refuses TMA's tensor maps. Packed problems are left out, because they
+         * also launch a kernel that needs these maps. */
         if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);
@@ -283,8 +284,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* For float8 keys, a kernel may convert bfloat16 queries to float16, which must not lose small or large ones. Queries
- * times 2^unit with a scale times 2^-unit must give the same `out`. */
+/* With float8 keys, a kernel may convert bfloat16 queries to float16, whose range is smaller. Tiny and huge queries
+ * must not be lost: q times 2^n with the scale times 2^-n must give the same `out`. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -462,7 +463,8 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* A kernel may divide the work differently among thread blocks with pages, without them, in a batch and alone. */
+/* A kernel may divide the work among thread blocks in different ways: with or without pages, in a batch or alone. The
+ * bits must be equal. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {

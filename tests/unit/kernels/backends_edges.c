@@ -1,5 +1,5 @@
-/* backends_edges.c: compares with the reference backend: problems that broke other libraries (kernels/README.md, "Where
- * attention breaks"), a grid of sizes and options, and random problems. */
+/* backends_edges.c: tests that compare results with those of the reference backend. The problems are those that broke
+ * other libraries (kernels/README.md, "Where attention breaks"), a grid of sizes and options, and random problems. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,8 @@
 
 /* clang-format off: each row of the table stays on one line */
 
-/* These problems run forward and backward, except that float8 and pages run forward only, and BACK backward only. */
+/* Each problem runs forward and backward, with two exceptions: float8 and pages run only forward, and those with BACK
+ * only backward. */
 static const struct spec edge_cases[] = {
     /* Shapes */
     SPEC(.name = "one by one", SIZES(1, 1, 64)),
@@ -335,7 +336,7 @@ static const struct spec edge_cases[] = {
 /* These problems run forward only, because their gradients would be beyond the range of their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* A product of such a score and a factor is rounded in a multiplication, and exact in a fused multiply-add. If a
+    /* With such scores, score * factor - x differs greatly between a rounded product and a fused multiply-add. If a
      * kernel mixes the two, P may be far above 1. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
@@ -397,8 +398,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows, which are NaN: after the queries that seqlens_q counts, and between packed sequences. If
- * queries are packed, also after the keys that seqlens_k counts. */
+/* Problems with padding rows, which are filled with NaN. There is padding after the queries that seqlens_q counts, and
+ * between packed sequences. If queries are packed, there is also padding after the keys that seqlens_k counts. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -550,7 +551,8 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Backwards of several tiles: the gradients of a bias, broadcast in each possible way, and of ALiBi slopes. */
+/* Backward problems of several tiles, with the gradients of options: of a bias, broadcast in each possible way, and of
+ * ALiBi slopes. */
 static const struct spec option_gradient_cases[] = {
     SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
          .bias_hidden = 0.1, .causal = true),
@@ -602,8 +604,8 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
 }
 
-/* Options that change the score of each pair of a query and a key, and their gradients, must run on the same kernel as
- * problems without options. */
+/* Options that change the score of each (query, key) pair, such as a bias, must run on the same kernel as problems
+ * without options. So must their gradients. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };

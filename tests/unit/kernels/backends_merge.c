@@ -21,13 +21,13 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* A merge in host and device memory: the results that it joins (each over a part of the keys), and the joined
- * result. */
+/* A merge: the results of attention over parts of the keys, and the result for all keys. Each lies in host and device
+ * memory. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of `out` */
     size_t part_bytes, out_bytes;
-    char *outs, *out; /* outs: one block of part_bytes bytes for each part */
+    char *outs, *out; /* outs: `out` of all parts, in blocks of part_bytes bytes; out: the merged `out` */
     float *lses, *lse;
     char *memory; /* device memory for outs, lses, out and lse, in this order */
     attn_result part[PARTS], whole;
@@ -133,7 +133,7 @@ static double want_row(const struct scene *x, int64_t n, double *out)
     return sum == 0 ? -INFINITY : top + log(sum);
 }
 
-/* Lengths lie just below and above the number of elements that a loop handles at a time. */
+/* The numbers of elements lie just below and above those that a loop handles at a time. */
 void test_merged_parts_are_the_whole(void **state)
 {
     static const struct shape shapes[] = {
@@ -172,15 +172,16 @@ void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },
-        /* an empty part's `out` is not read, so it may be NaN */
+        /* The first part of the merge has no keys (lse is -inf), so its `out` is not read and may be NaN. */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* an empty part's infinite `out` does not count */
+        /* The second part of the merge has no keys (lse is -inf), so its infinite `out` is ignored. */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },
         { 0, 1, NAN, 1, NAN, NAN },
         { INFINITY, 1, 0, 1, NAN, NAN },
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },
-        { 0, 1, -200, NAN, 0, NAN }, /* a NaN counts even if the weight of its part is tiny */
+        /* NaN in one part's `out` makes the result NaN, even if the part's weight (here exp(-200)) is tiny */
+        { 0, 1, -200, NAN, 0, NAN },
         { 90000, 2, 0, 7, 90000, 2 },
         { -90000, 2, -90200, 7, -90000, 2 },
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f },
@@ -300,8 +301,8 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
 
 /* ---- Tests of the gradients of a merge --------------------------------------------------------------------------- */
 
-/* All tensors of a merge with the loss dout . out + dlse . lse. They form one list of float32, with the inputs
- * first. */
+/* All tensors of a merge, and their gradients for the loss dout . out + dlse . lse. The struct can be read as one array
+ * of floats, with the inputs first. */
 enum { GB = 2, GS = 3, GH = 2, GD = 5, GP = 4, GROWS = GB * GS * GH, GOUT = GROWS * GD };
 struct gradients {
     float outs[GP][GOUT], lses[GP][GROWS], sinks[GH], dout[GOUT], dlse[GROWS];

@@ -8,8 +8,9 @@
 
 #include "backends.h"
 
-/* Numbers of float32 gradients that do not round to the 16-bit gradient (unlike), are not 0 (nonzero), and need more
- * than 16 bits (finer). wide2 and narrow2 are sums of squared errors of the float32 and the 16-bit gradients. */
+/* Counts of gradient elements: `unlike` if the float32 gradient does not round to the 16-bit gradient, `nonzero` if it
+ * is not 0, and `finer` if it needs more than 16 bits. wide2 and narrow2 are the sums of squared errors of the float32
+ * and the 16-bit gradients. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -29,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the problem's float32 gradients round to its 16-bit gradients. Ignores dq if it may be summed in any
- * order, because its bits then vary. */
+/* Returns whether the problem's float32 gradients, rounded to 16 bits, equal its 16-bit gradients. Ignores dq if its
+ * terms may be added in any order, because its bits then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -61,7 +62,8 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* With float32 gradients a kernel must only leave out the last rounding to 16 bits. */
+/* A kernel for float32 gradients must compute what the kernel for 16-bit gradients does, but without the last
+ * rounding. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -96,8 +98,8 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A thread block may begin its next work (queries of a head) before it has finished the present work. Here some work
- * has no queries or sees no keys, and there is more than a device runs at the same time. */
+/* A thread block may begin its next work item (some queries of a head) before it has finished the present one. Here
+ * some items have no queries or see no keys. There are more items than a device runs at the same time. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -125,7 +127,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* If Sq exceeded Sk by more than 200, it must still do so. */
+            /* If a problem has over 200 more queries than keys, it gets as many more queries as keys, so the difference
+             * stays. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -133,8 +136,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Kernels for float8 multiply q and k as float8 only if lse is not wanted. Problems with NaN also run with lse, because
- * rows that see a NaN are computed by code that needs lse. */
+/* Kernels for float8 multiply q and k in float8 only if lse is not wanted. Problems with NaN run a second time with
+ * lse, because the code that computes rows with NaN needs it. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -208,8 +211,8 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees one key has that key's value as its out, even for scores of 1e4 to 1e9. At such scores kernels begin
- * to subtract a rounded maximum before the exponential. */
+/* If a query sees only one key, its output must be that key's value, even for scores of 1e4 to 1e9. At such scores
+ * kernels begin to subtract a rounded maximum before the exponential. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -233,9 +236,9 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
         }
 }
 
-/* One key has at least half of the weight; the others must still count. Hopper's tensor cores keep 14 bits of a sum of
- * float8 products, so other keys are lost beside such a key until a new sum begins. All values are one number, which
- * `out` must be. */
+/* One key has at least half of the weight, but the others must still count. Hopper's tensor cores keep 14 bits of a sum
+ * of float8 products, so other keys are lost unless the kernel begins a new sum after some keys. All values are one
+ * number, which `out` must equal. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
@@ -267,7 +270,7 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find a row's largest score in different ways if it is above 0, slightly below 0 or far below 0. */
+/* Kernels may find a row's maximum in different ways if it is above 0, slightly below 0 or far below 0. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -334,8 +337,8 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
     }
 }
 
-/* The gradient of a slope is -sum dZ distance. Distances in the hundreds multiply any rounding error of a row's delta =
- * sum(dout * out). */
+/* The gradient of an ALiBi slope is the sum of -dZ times distance, where dZ is the gradient of the scores. Distances in
+ * the hundreds magnify any rounding error of delta = sum(dout * out). */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -389,8 +392,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* Each code of float8 is used as the only value, so that it is the result, and as the only channel of a key, so that it
- * is the score. */
+/* Tests each float8 code in two ways. As the only value it must be the output, and as the only channel of a key it must
+ * be the score. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -420,7 +423,7 @@ void test_every_float8_is_its_number(void **state)
     }
 }
 
-/* fixture_compare() requires a NaN exactly where the reference backend has one. */
+/* fixture_compare(), which compares the results, requires a NaN exactly where the reference backend has one. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -522,7 +525,8 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All products q.k of a row are below -3.4e38, the lowest float32. The row must see its keys, with equal scores. */
+/* All products q.k of a row are below -3.4e38, the lowest float32. The row must still attend to its keys, with equal
+ * weights. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -658,7 +662,7 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* If forward and backward add in different orders, P need not be exactly 1. */
+        /* P is exactly 1 only if forward and backward add in the same order. Other problems are skipped. */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -696,7 +700,8 @@ static void show_one_key(struct fixture *f, int64_t key)
     }
 }
 
-/* With dout 1, dv of a key must be exactly the number of rows that see that key. */
+/* Every query sees at most one key, and dout is 1. So dv of a key must be exactly the number of rows (queries, in all
+ * heads of the group) that see it. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };

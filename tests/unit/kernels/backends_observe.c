@@ -9,11 +9,11 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* outputs that are made of probabilities, which need lse */
+/* outputs that consist of probabilities; computing them needs lse */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
-/* Runs observe problems as they are, float32 ones also in bfloat16, and in float16 if q is in its range. Returns how
- * many results disagree with the reference backend. */
+/* Runs observe problems (requests for attention weights). Those in float32 also run in bfloat16, and in float16 if q is
+ * in its range. Returns how many results disagree with the reference backend. */
 static int disagree(const struct spec *list, size_t count)
 {
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };

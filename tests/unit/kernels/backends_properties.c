@@ -36,7 +36,7 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
-/* ATTN_CUDA_FAMILY may name a family of kernels for forward and backward, which must then compute both. */
+/* ATTN_CUDA_FAMILY may name a family of kernels. This family must then compute both the forward and the backward. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -74,7 +74,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* The test varies the number of threads, which the cuda backend does not have. */
+    /* A brief run leaves this test out for the cuda backend, which has no CPU threads whose number could matter. */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -206,7 +206,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of `whole`, from element `first` on, to `part`. */
+/* Copies elements of tensor `id` from problem `whole`, from element `first` on, to problem `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -318,8 +318,8 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Runs the key/value heads [first, end) only. Returns false if their kernel is not that of the plan `whole`, which is
- * for all heads. */
+/* Runs only the key/value heads [first, end). Returns false if the plan for them has another kernel than `whole`, the
+ * plan for all heads. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -334,8 +334,8 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
     return alike;
 }
 
-/* Asserts that the problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared if both
- * use the same kernel. */
+/* Divides the problem's heads into `count` parts. If all parts use the kernel of the whole problem, asserts that their
+ * results have the same bits, and adds 1 to *compared. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -388,8 +388,8 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs queries [first, end) only, and adds the gradients that are sums over queries to `sums` in float32. Returns false
- * if their kernel is not that of the plan `whole`, which is for all queries. */
+/* Runs only the queries [first, end). Adds the gradients that are sums over queries to `sums`, in float32. Returns
+ * false if the plan for these queries has another kernel than `whole`, the plan for all queries. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -411,8 +411,9 @@ static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first
     return alike;
 }
 
-/* Computes the problem's queries in `count` parts. Asserts that out, lse and dq have the same bits as the whole
- * problem, and that gradients that are sums over queries are correct. Returns false if the parts use other kernels. */
+/* Divides the problem's queries into `count` parts and computes each part. Asserts that out, lse and dq have the same
+ * bits as in the whole problem, and that gradients that are sums over queries are correct. Returns false if a part
+ * needs another kernel than the whole problem. */
 static bool same_bits_by_queries(const struct spec *s, int count)
 {
     int64_t ends[MOST_PARTS];
@@ -513,8 +514,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* Hidden keys and values may be any finite numbers, because callers leave their memory unfilled. Kernels must not scale
- * hidden and visible numbers by one factor. */
+/* Keys and values that no query sees may be any finite numbers, because callers leave their memory unfilled. Even a
+ * huge one must not change a result, as it would if a kernel scaled all keys by their maximum. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -568,7 +569,8 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* a permutation: 100 and Sk (211) have no common divisor */
+            /* a permutation of the keys, because 100 and Sk (211) have no common divisor */
+            const int64_t from = j * 100 % s.Sk;
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }
@@ -617,7 +619,7 @@ void test_attention_is_linear_in_v(void **state)
 void test_offsets_past_two_billion_elements(void **state)
 {
     enum { S = 20 };
-    /* number of elements between rows; the last row starts at 19 * 2^28, which is more than 2^32 */
+    /* Distance of rows in elements. The last row begins at element 19 * 2^28, which is more than 2^32. */
     const int64_t far = INT64_C(1) << 28;
     const struct spec s = SPEC(SIZES(S, S, 64), HEADS(1, 1), BF16, .causal = true);
     const size_t bytes = (size_t)far * S * 2;
@@ -765,7 +767,8 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* A step is a launch of limited time; a long problem needs several. */
+/* A long problem runs as several launches of limited time (steps). The results must have the same bits as those of a
+ * single launch. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -801,13 +804,13 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Returns the shortest time in seconds that the library assumes for a tile of any kernel on an H100. The Hopper kernel
- * for bfloat16 without options has it (kernels/cuda/simple/simple.h). */
+/* Returns how many seconds, at least, the library assumes for the problem: the time of the fastest kernel, Hopper's for
+ * bfloat16 without options (kernels/cuda/simple/simple.h), on as many multiprocessors as this device has. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    /* The library does not read the lengths, and assumes that all sequences have equally many keys. */
+    /* The library does not read the lengths of packed sequences. It assumes that all have equally many keys. */
     if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];
@@ -870,10 +873,10 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
     }
 }
 
-/* ---- Tests of moves of memory ------------------------------------------------------------------------------------ */
+/* ---- Tests of copying and clearing ranges of device memory ------------------------------------------------------- */
 
-/* One call has more moves than fit in a kernel launch, with every length and alignment. One move is long enough for
- * several thread blocks. */
+/* One call copies or clears more memory ranges (moves) than fit in one kernel launch. They have every length and
+ * alignment, and one is long enough for several thread blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {
     (void)state;

@@ -102,9 +102,9 @@ void test_wide_heads_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
 }
 
-/* No query sees the last keys, so no kernel writes their P and dS, and a kernel that reads them finds NaN. The emulator
- * runs tests whose names begin with test_scores also without the library's repair of rows with NaN, which would hide
- * the mistake. */
+/* No query sees the last keys, so no kernel writes their P and dS: a kernel that reads them finds NaN. The library
+ * computes rows with NaN again, which hides such a mistake. So the emulator also runs tests named test_scores* without
+ * this repair. */
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state)
 {
     static const struct spec cases[] = {
@@ -165,8 +165,8 @@ void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* The test sets Sk. For wide heads, the kernel for decoding takes up to 16 rows (queries times heads of a group),
- * splits keys at multiples of 128, and has one form for head sizes up to 512 and another for larger ones. */
+/* Problems for the decoding kernel of wide heads. It takes up to 16 rows (queries times heads of a group), and splits
+ * keys at multiples of 128. It has one form for head sizes up to 512 and another for larger ones. The test sets Sk. */
 static const struct spec wide_decode_forms[] = {
     SPEC(.name = "8 heads to 1", SIZES(1, 0, 512), HEADS(8, 1), BF16),
     SPEC(.name = "16 heads to 4, pages", .B = 2, SIZES(1, 0, 512), PAGES(16), HEADS(16, 4), BF16,
@@ -249,7 +249,7 @@ void test_wide_decoding_splits_keys(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
     static const struct {
-        const char *kernel; /* the kernel's name on Hopper */
+        const char *kernel; /* name of the kernel that Hopper must use */
         struct spec spec;
     } cases[] = {
         { "decode", SPEC(.name = "one query", SIZES(1, 300, 512), HEADS(8, 1), BF16) },

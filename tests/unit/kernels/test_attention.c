@@ -254,7 +254,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        /* number of pairs (of 8 queries and 4 keys) that the mask lets through */
+        /* how many of the 8 x 4 pairs of a query and a key the mask lets through */
         double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
@@ -308,7 +308,7 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
         assert_int_equal(nothing, 0);
         memset(f.p.lse.data, 0xff, 4);
         assert_int_equal(attn_run(b.stream, plans, 3, NULL, &err), ATTN_OK);
-        assert_false(isnan(*(float *)f.p.lse.data)); /* lse was NaN before the run */
+        assert_false(isnan(*(float *)f.p.lse.data)); /* lse was NaN before, so the run has written it */
         bench_close(&b);
         fixture_clear(&f);
     }
@@ -338,7 +338,7 @@ static void test_a_plan_moves_with_its_problem(void **state)
         assert_ptr_equal(moved.kernel, made.kernel);
         assert_ptr_equal(moved.problem, &elsewhere.p);
         assert_int_equal(attn_run(b.stream, &moved, 1, NULL, &err), ATTN_OK);
-        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* lse was NaN before the run */
+        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* lse was NaN before, so the run has written it */
 
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
@@ -386,15 +386,14 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* scales outside 1e-6 to 1e30 set this bit, and here the scale
-                                                     * is 0 */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale outside 1e-6 to 1e30 (here 0) sets this bit */
     CASE(0, scale = -1);
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
     CASE(0, keep_mask_at_end = true);
-    CASE(0, deterministic = true); /* a forward is always deterministic */
-    CASE(0, layout = ATTN_BHSD);   /* a layout changes only strides */
+    CASE(0, deterministic = true); /* no bit, because a forward is always deterministic */
+    CASE(0, layout = ATTN_BHSD);   /* no bit, because a layout changes only strides */
 #undef CASE
     for (int i = 0; i < n; i++)
         if (attn_features(&p[i]) != (basic | want[i]))
@@ -444,7 +443,8 @@ static void test_backends_are_found_by_name(void **state)
     attn_stream_close(NULL);
 }
 
-/* The backend "paper" computes only what the paper on FlashAttention-2 describes. */
+/* The backend "paper" computes only what the paper on FlashAttention-2 describes. Its errors must name whatever it does
+ * not compute. */
 static void test_what_paper_does_not_compute_is_named(void **state)
 {
     static const struct {

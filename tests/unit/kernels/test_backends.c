@@ -34,7 +34,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* ATTN_PART=2/3 means that `share` is 1 (counted from 0) and `share_count` is 3 */
+/* This process runs part `share` (counted from 0) of `share_count` parts of the tests. ATTN_PART=2/3 gives 1 and 3. */
 static long share = 0, share_count = 1;
 
 static void read_share(void)

@@ -104,8 +104,8 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
                  attn_status_name(status), member, text);
 }
 
-/* The statement `...` changes the problem that of() returns. attn_check() must refuse the result with this status,
- * member and text. */
+/* Tests one error message. The statement `...` breaks the problem that of() returns. attn_check() must refuse it with
+ * this status, member and text. */
 #define SAYS(of, status, member, text, ...)                \
     do {                                                   \
         attn_problem p = of();                             \
@@ -201,7 +201,7 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k.shape[1] = INT64_C(1) << 31);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
-    /* q has fewer elements than the limit of 2^61, but its result has more. */
+    /* q has fewer elements than the limit of 2^61, but `out` would have more. */
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements",
          p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
          p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
@@ -299,7 +299,7 @@ static void test_lengths_are_at_most_the_room_that_there_is(void **state)
          p.seqlens_q = TENSOR(too_long, ATTN_I32, 2));
 }
 
-/* Returns a problem with packed queries, whose keys are rows of a batch with padding. */
+/* Returns a problem with packed queries and unpacked keys: a batch in which padding may follow the keys of each row. */
 static attn_problem by_rows(void)
 {
     static int32_t rows[] = { 0, 4, 8 };
@@ -315,7 +315,7 @@ static void test_packed_queries_take_padded_rows_of_keys(void **state)
 {
     (void)state;
     PASSES(by_rows, (void)0);
-    PASSES(by_rows, p.seqlens_k.rank = 0); /* without seqlens_k every batch row has Sk keys */
+    PASSES(by_rows, p.seqlens_k.rank = 0); /* without seqlens_k, every batch row has Sk keys without padding */
     PASSES(by_rows, p.op = ATTN_OP_BACKWARD; p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
            p.dk = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16));
     SAYS(by_rows, INVALID, "/v/shape/1", "v: shape[1] is 3, must be 4, the keys of k", p.v.shape[1] = 3);
@@ -395,8 +395,8 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* a stride of 0 gives rows 0 and 1 the same entries, and row 1 reads
-                                              * more of them */
+    SAYS(paged, INVALID, "/page_table/data", /* With a stride of 0 both rows have the entries of row 0. Row 1
+                                              * has more keys, so it reads entry 2. */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
@@ -427,7 +427,7 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* 2 + 5 is not the number of rows of q, so these numbers cannot be meant as lengths. */
+         /* Read as lengths, 2 and 5 do not add up to the rows of q, so the message does not suggest lengths. */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
@@ -454,10 +454,10 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* Tensors in bhsd are read as bshd, so the query counts as 1 head of q, and 40 keys count as 40 heads of k. */
+    /* The layout is bshd but the tensors are bhsd, so 1 query is read as 1 head of q, and 40 keys as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* No layout fits these shapes, or the fault is elsewhere, so the messages suggest none. */
+    /* The messages suggest no other layout: none would fit these shapes, or the dtype is wrong. */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
@@ -477,7 +477,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* Axis 1 is smaller than axis 2 in k, but not in q, so the message suggests no layout. */
+    /* k looks like bhsd (its axis 1 is smaller than its axis 2), but q does not, so the message suggests no layout. */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);
@@ -944,7 +944,7 @@ static void test_a_shape_as_a_client_reads_it(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ATTN_SHAPE_BYTES], names[ATTN_DTYPE_LIST_BYTES];
         assert_string_equal(attn_tensor_shape(cases[i].id, text), cases[i].text);
-        /* The longest texts fit into these buffers with room to spare. */
+        /* No text comes close to the size of its buffer, so none is cut off. */
         assert_true(strlen(text) + 20 < sizeof text);
         assert_true(strlen(attn_dtype_list((1u << ATTN_DTYPE_COUNT) - 1, names)) + 10 < sizeof names);
     }
