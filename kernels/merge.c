@@ -14,7 +14,7 @@
 /* ---- Merging rows ------------------------------------------------------------------------------------------------ */
 
 /* The loops process COLUMNS numbers of a row at a time, and a dot product is computed as LANES partial sums. These
- * constant lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
+ * constant lengths let the compiler vectorise the loops. The last COLUMNS numbers of a row are filled up with zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
 /* Values for one row of a merge: the share of each part in the row, and each part's dot product dout . out. `mean` is
@@ -129,7 +129,7 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* this function writes dsinks only */
+    m.gradients = false; /* only dsinks is computed here, and no gradients of the parts */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -149,15 +149,16 @@ void attn_merge_all(const attn_merge_plan *m)
 
 struct expected {
     const attn_tensor *tensor;
-    int part; /* index of the part that has the tensor; -1: the tensor does not belong to a part */
-    /* the list of the request that has the part: "parts", or "gradients" for the gradients of the parts */
+    int part; /* index of the part (partial result) to which the tensor belongs; -1: it belongs to no part */
+    /* name of the request's list in which the tensor's part is: "parts", or "gradients" for the gradients of the
+     * parts */
     const char *of;
     const char *name; /* "lse" */
-    unsigned dtypes;  /* allowed dtypes: bits of attn_dtype */
+    unsigned dtypes;  /* set of the allowed dtypes: one bit for each attn_dtype */
     int rank;
     int64_t shape[ATTN_MAX_RANK];
-    const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages ("Sq") */
-    bool has_memory;                 /* true: the tensor must have memory, unless it has no elements */
+    const char *axes[ATTN_MAX_RANK]; /* names of the axes in messages, such as "Sq" */
+    bool has_memory;                 /* whether the tensor must have memory, unless it has no elements */
 };
 
 enum { NAME_BYTES = 24 };
@@ -218,7 +219,8 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
     return ATTN_OK;
 }
 
-/* attn_merge_plan stores only one set of strides for all parts. */
+/* Checks that a tensor of a part has the strides of the first part's tensor, because attn_merge_plan stores one set of
+ * strides for all parts. */
 static attn_status check_strides(const struct expected *e, const attn_tensor *first, attn_error *err)
 {
     if (memcmp(e->tensor->stride, first->stride, (size_t)first->rank * sizeof *first->stride) == 0) return ATTN_OK;
@@ -230,7 +232,7 @@ struct shape {
     int rank;
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
-    bool has_memory; /* true: the merge is about to run, so each of its tensors must have memory */
+    bool has_memory; /* whether the merge is about to run, so that each of its tensors must have memory */
 };
 
 static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_error *err)

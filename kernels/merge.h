@@ -1,5 +1,6 @@
-/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that backends
- * receive. attn_merge() uses both. The CPU also uses the arithmetic where it splits the keys of a few queries. */
+/* merge.h: merges partial attention results. It has the arithmetic for one row, for C and CUDA, and attn_merge_plan,
+ * the checked merge that attn_merge() passes to a backend. The CPU backend also uses the arithmetic where it splits the
+ * keys of a few queries. */
 #ifndef ATTN_MERGE_H
 #define ATTN_MERGE_H
 
@@ -57,9 +58,10 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
     return m->B * m->Sq * m->H;
 }
 
-/* One row of a merge. Row number n is query n / H of head n % H. */
+/* One row of a merge: one query of one head of one batch row. The number of a row is n = (b * Sq + i) * H + h. */
 typedef struct attn_merge_row {
-    /* index of the batch row, head and query; lse_at: index of the row in the array lse of each part */
+    /* b, h, i: index of the batch row, of the head and of the query; lse_at: index of the row in the array lse of each
+     * part */
     int64_t b, h, i, lse_at;
     float sink; /* the sink of the row's head; a merge treats it like the lse of one more part */
     /* `top`: the largest lse of the parts and the sink. `sum`: the sum of the weights exp(lse - top), which is 0 if all
@@ -105,7 +107,7 @@ ATTN_HD float attn_merge_dlse(const attn_merge_plan *m, const attn_merge_row *ro
     return lse == -INFINITY ? 0 : attn_merge_share(row, lse) * (dlse + (dot - mean));
 }
 
-/* Merges rows [first, end) on the host, with the gradients of the parts. */
+/* Merges rows [first, end) on the host, and computes the gradients of the parts if the plan asks for them. */
 void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end);
 
 /* Computes dsinks[h], the gradient of the sink of head h, on the host. */

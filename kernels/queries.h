@@ -16,9 +16,9 @@
 extern "C" {
 #endif
 
-/* Every part begins at a multiple of this number of queries. It is a multiple of QUERY_TILE, because backwards add up
- * dq in tiles of so many queries, and of SPLIT_ROWS, because groups of so many rows of float32 numbers share an
- * exponent. */
+/* If a problem is divided by queries, each part begins at a multiple of this number of queries. The number is a
+ * multiple of QUERY_TILE, because backwards add up dq in tiles of QUERY_TILE queries. It is also a multiple of
+ * SPLIT_ROWS, because SPLIT_ROWS rows of float32 numbers share an exponent. */
 enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot if an option counts queries from
@@ -27,11 +27,12 @@ enum { ATTN_QUERY_UNIT = 128 };
  * more keys than there are. Problems that are packed or have pages cannot be divided either. */
 bool attn_queries_divide(const attn_problem *p);
 
-/* Makes the problem of queries `first` to `end` - 1 of a problem for which attn_queries_divide() is true. */
+/* Returns the problem that consists of queries `first` to `end` - 1 of *p. attn_queries_divide() must be true for
+ * *p. */
 attn_problem attn_queries_of(const attn_problem *p, int64_t first, int64_t end);
 
-/* Returns whether this tensor is an output of the problem, and its numbers are sums over all queries. This is true of
- * dk, dv, dsinks, and the gradient of a bias that all queries share. */
+/* Returns whether this tensor is an output of the problem whose numbers are sums over all queries. This is true of dk,
+ * dv, dsinks, and the gradient of a bias that all queries share. */
 bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id);
 
 /* Divides the queries into `count` ranges with about equally many visible (query, key) pairs. Range 0 begins at query

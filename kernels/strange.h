@@ -5,7 +5,7 @@
 
 #include "kernels/attention.h"
 
-/* Shares of a problem's (query, key, head) triples that lie in strange rows (rows whose numbers exceed the range of
+/* Shares of a problem's (query, key, head) triples that belong to strange rows (rows whose numbers exceed the range of
  * float32).
  *   cheap    rows that kernels compute nearly as fast as rows within range. Either all scores of the row equal one bias
  *            (from a mask that has the most negative number in place of -inf), or the scores are so large that kernels

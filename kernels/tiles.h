@@ -71,8 +71,7 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
 }
 
 /* Returns the offset, in elements, of a key's row in k or v, with or without pages (attn_at() is for the other
- * tensors). `line` is k_start + j for key j of the sequence. Only attn_key_at() and attn_keys_in_a_row() use
- * page_table. */
+ * tensors). `line` is k_start + j for key j of the sequence. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
@@ -109,12 +108,12 @@ extern "C"
 /* ---- The lengths of sequences ------------------------------------------------------------------------------------ */
 
 typedef struct attn_sequence {
-    int64_t q_start, k_start; /* index of the sequence's first row in q and in k; 0 unless packed */
+    int64_t q_start, k_start; /* index of the sequence's first row in q and in k; 0 in a tensor that is not packed */
     int64_t Sq, Sk;
 } attn_sequence;
 
-/* Returns where sequence b starts and its lengths. It reads cu_seqlens or seqlens, so call it where that memory can be
- * read. */
+/* Returns where sequence b begins and its lengths. It reads cu_seqlens or seqlens, so call it on the host or device
+ * that can read their memory. */
 ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
 {
     attn_sequence s;
@@ -125,8 +124,8 @@ ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
     return s;
 }
 
-/* Returns how many rows sequence b has, padding included. It reads `cu` (cu_seqlens), so call it where that memory can
- * be read. */
+/* Returns how many rows sequence b has, padding included. It reads `cu` (cu_seqlens), so call it on the host or device
+ * that can read this memory. */
 ATTN_HD int64_t attn_room_of(const int32_t *cu, int64_t all, int64_t b)
 {
     return cu ? cu[b + 1] - cu[b] : all;
@@ -152,8 +151,8 @@ ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
     return g->top_left ? 0 : s->Sk - s->Sq;
 }
 
-/* Returns the keys that causal, window and lengths let query i see: i' - left <= j <= i' + right, inside [0, Sk). Both
- * ends grow with i. */
+/* Returns the range of keys j that causal, window and lengths let query i see: i' - left <= j <= i' + right and 0 <= j
+ * < Sk, where i' = i + attn_align(). Neither end of the range decreases when i grows. */
 ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, int64_t i)
 {
     const int64_t aligned = i + attn_align(g, s);
@@ -163,7 +162,7 @@ ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, 
     return keys;
 }
 
-/* Returns the queries inside [0, Sq) that may see key j by causal, window and lengths. */
+/* Returns the range of queries, inside [0, Sq), that see key j under causal, window and lengths. */
 ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, int64_t j)
 {
     const int64_t aligned = j - attn_align(g, s);
@@ -198,7 +197,7 @@ ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequ
 ATTN_HD int64_t attn_clamped_sum(int64_t first, int64_t count, int64_t limit)
 {
     const int64_t rise = attn_clamp64(-first, 0, count); /* the terms of the sum before index `rise` are 0 */
-    /* the terms of the sum from index `full` on are `limit` */
+    /* the terms of the sum from index `full` on are equal to `limit` */
     const int64_t full = attn_clamp64(limit - first, rise, count);
     /* the n terms from index `rise` to `full` - 1 are start, start + 1, ... */
     const int64_t n = full - rise, start = first + rise;
@@ -246,7 +245,7 @@ ATTN_HD bool attn_mask_hides(attn_mask m, int64_t i)
     return (i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute);
 }
 
-/* The smallest and the largest bounds of several keys (FlashMask). */
+/* The smallest and the largest FlashMask bounds of several keys. */
 typedef struct attn_mask_extremes {
     attn_mask min, max;
 } attn_mask_extremes;

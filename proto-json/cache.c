@@ -19,11 +19,11 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    /* Offset of the value in the struct that read_body() fills. With TYPE_SCALES, the value is a float * followed by an
-     * int, the number of scales. */
+    /* Offset of the value in the struct that read_body() fills. A value of TYPE_SCALES takes two neighbouring members:
+     * a float * to the scales, and an int with their number. */
     size_t offset;
     int64_t minimum, maximum;
-    /* the rule for the value, as messages state it; NULL: messages state `minimum` and `maximum` */
+    /* what messages say about the allowed values; NULL: they name `minimum` and `maximum` */
     const char *rule;
 };
 
@@ -51,7 +51,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* key of suggestions.c for hints about unknown members; "": there are no hints */
+    /* where suggestions.c looks for a member similar to an unknown one; "": nowhere */
     const char *place;
     const char *listed;
 };

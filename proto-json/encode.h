@@ -22,7 +22,8 @@ enum {
     /* largest number of facts (members of an answer that are not tensors): 8 for any answer, 8 for the report of a
      * check, and the counts of an observe request */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
-    /* largest size in bytes of a fact's value: the lengths of PROTO_MAX_CACHES caches */
+    /* largest size in bytes of the JSON value of a fact (a member of an answer that is not a tensor); the largest value
+     * lists the lengths of PROTO_MAX_CACHES caches */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };
 struct encode_fact {

@@ -1,5 +1,5 @@
-/* kserve_json.c: turns the tree of a KServe request into the tree of a JSON body, and assigns a place in memory to each
- * tensor. */
+/* kserve_json.c: translates the JSON of a KServe request into a body in the server's own JSON format, and assigns a
+ * place in memory to each tensor. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Functions for errors that write pointers such as "/inputs/2/datatype" and names such as "q: datatype". They avoid
- * printf(), which took longer than all other work on a request. */
+/* The following functions write JSON pointers such as "/inputs/2/datatype" and names such as "q: datatype" into errors.
+ * They avoid printf(), because it took longer than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -202,8 +202,8 @@ static bool is_place(const char *name)
     return !strncmp(name, shared_memory, sizeof shared_memory - 1);
 }
 
-/* Reads the parameters of an input. *size becomes the size of its binary data; -1: it has none. place->bytes becomes
- * its number of bytes in shared memory. */
+/* Reads the parameters of one input. *size becomes the number of bytes of its binary data; -1: it has none.
+ * place->bytes becomes its number of bytes in shared memory. */
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
@@ -481,7 +481,7 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Makes the member `outputs` of the JSON body (some operations have another member: proto_operations[].asks). Sets
+/* Makes the member of the JSON body that names the outputs: `outputs`, or the one in proto_operations[].asks. Sets
  * *text to true if some outputs are sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
@@ -734,7 +734,7 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The whole JSON of the request ------------------------------------------------------------------------------- */
 
-/* The model is not a member, because the URL names it. */
+/* all members that the request's JSON may have; the model is named in the URL */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)
@@ -748,7 +748,7 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
-/* Makes the error for an unknown member at the top of a request. For a tensor or an option, the message says where it
+/* Makes the error for an unknown top-level member of a request. For a tensor or an option, the message says where it
  * belongs. */
 static attn_status unknown_member(struct kserve_reader *r, const char *name)
 {

@@ -12,7 +12,7 @@
 
 enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 
-/* The results that have numbers for each query, as bits of attn_tensor_id. */
+/* The results that have one row for each query, as bits of attn_tensor_id. */
 #define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
 
 /* A mistake of precision explains the caller's errors if the caller's results are nearer to the mistake's results than
@@ -24,8 +24,8 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
  * JUDGE_NOT_WORSE times its size. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* A pair of mistakes is an explanation only if its score (lower is better) is lower by at least this number than the
- * score of each mistake alone. */
+/* The judge reports a pair of mistakes only if the pair's score (lower is better) is lower than the score of each of
+ * its mistakes alone, by more than this number. */
 #define JUDGE_PAIR_GAIN 1.1
 /* Limits in multiply-adds for testing a mistake that changes out or lse on tiles of keys: each such tile needs the
  * forward of a head again. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best explanation. */
@@ -95,9 +95,9 @@ static bool forward_is_right(const struct mistake *m)
     return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
 }
 
-/* Returns on how many units of `list`, from the first on, a candidate (one assumed mistake, or two assumed together) is
- * tested. The list has tiles of queries, then tiles of keys. If the forwards that the tiles of keys need take more than
- * `most` multiply-adds, the candidate is tested on the tiles of queries only. */
+/* Returns how many units of `list` the test of a candidate computes, counted from the beginning of the list. The list
+ * has tiles of queries, then tiles of keys. If the forwards that the tiles of keys need take more than `most`
+ * multiply-adds, only the tiles of queries are tested. */
 static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t count, double most)
 {
     int64_t queries = 0;

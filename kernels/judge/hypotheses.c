@@ -79,8 +79,8 @@ HYPOTHESIS(layout_v)
     return swap_layout(f, v, ATTN_T_v);
 }
 
-/* The mistake `layout_out`: some results were written with heads and rows exchanged. Each variant is one set of these
- * results. */
+/* The mistake `layout_out`: some results were written with heads and rows exchanged. Each variant exchanges another set
+ * of results. */
 HYPOTHESIS(layout_out)
 {
     static const uint64_t sets[] = {
@@ -128,7 +128,7 @@ HYPOTHESIS(keys_transposed)
     k->head = rows;
     v->k_column = d->Hk * rows;
     if (k->batch == 0 || f->p->layout == ATTN_BSHD) return true;
-    /* in layout bhsd k is [B, Hk, Sk, D], but this mistake reads it as [B, Hk, D, Sk] */
+    /* in layout bhsd k is [B, Hk, Sk, D], but the kernel with this mistake reads it as [B, Hk, D, Sk] */
     k->head = d->D * rows;
     v->k_column = rows;
     return true;

@@ -8,9 +8,9 @@
  * variation changes out or lse, the scores of all keys are computed for each query, which is as much work as a forward
  * of all heads of the group.
  *
- * The emulated kernel's lse lacks the errors of its float32 scores. In a kernel, most of the error of a query's largest
- * score cancels, because lse has nearly the same error. Here it does not cancel, so in a float32 problem the emulated
- * dv may have errors up to about three times those of an emulation of the whole head. */
+ * In a real kernel, a score and lse have nearly the same float32 error, so most of it cancels in score - lse. Here lse
+ * comes from the truth and has no such error, so nothing cancels. In a float32 problem the emulated dv may therefore
+ * have up to about three times the error of a real kernel's. */
 #include <string.h>
 
 #include "kernels/judge/emulate.h"
@@ -86,8 +86,7 @@ static bool step_unit(struct judge *j, int64_t unit)
     return true;
 }
 
-/* Does the work of a tile of keys that no query reads. The pass must go over tiles of queries and have no list of
- * tiles. */
+/* Handles a tile of keys that no query reads. The pass must go over all tiles of queries. */
 static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;

@@ -21,7 +21,7 @@ enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 
 /* Inserts a unit (a tile) with its error into a list of the units with the largest errors. If the list already has the
- * unit, it keeps the larger of the two errors. */
+ * unit, the larger of its two errors is kept. */
 void units_note(struct worst_units *worst, int64_t unit, double error)
 {
     int at;
