@@ -227,7 +227,7 @@ bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
 /* Returns whether the answer to the caller reports this tested candidate (one assumed mistake, or two assumed together)
  * as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
-/* Returns the tensors of whose error a candidate with one mistake explains the largest part: bit n stands for
+/* Returns the set of tensors for which a candidate with one mistake explains most of the error: bit n stands for
  * frame_tensors[n]. 0: the mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 

@@ -10,7 +10,7 @@
  *
  * In a real kernel, a score and lse have nearly the same float32 error, so most of it cancels in score - lse. Here lse
  * comes from the truth and has no such error, so nothing cancels. In a float32 problem the emulated dv may therefore
- * have up to about three times the error of a real kernel's. */
+ * have errors up to about three times those of an emulation of the whole head. */
 #include <string.h>
 
 #include "kernels/judge/emulate.h"
