@@ -14,7 +14,7 @@
 /* ---- Merging rows ------------------------------------------------------------------------------------------------ */
 
 /* The loops process COLUMNS numbers of a row at a time, and a dot product is computed as LANES partial sums. These
- * constant lengths let the compiler vectorise the loops. The last COLUMNS numbers of a row are filled up with zeros. */
+ * constant lengths let the compiler vectorise the loops. At the end of a row, missing columns are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
 /* Values for one row of a merge: the share of each part in the row, and each part's dot product dout . out. `mean` is
@@ -71,9 +71,8 @@ static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, c
     store(m->out.dtype, m->out.data, attn_at(&m->out, row->b, row->h, row->i) + first, sum, columns);
 }
 
-/* Adds the products of columns [first, first + columns) to the dot products dout . out of a row. There is one dot
- * product for each part. If gradients of the parts are wanted, the function also writes these columns of the gradients
- * dout_p. */
+/* For each part, adds the products of columns [first, first + columns) of a row to the dot product dout . out of that
+ * part. If gradients of the parts are wanted, the function also writes these columns of the gradients dout_p. */
 static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w, int64_t first,
                          int64_t columns)
 {
@@ -186,7 +185,7 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
 {
     const attn_tensor *const t = e->tensor;
     const bool is_out = strstr(e->name, "out") != NULL;
-    /* the names of four axes take 32 bytes */
+    /* axes[] has enough room: the names of four axes take 32 bytes */
     char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64];
     int64_t bytes, elements;
     if ((unsigned)t->dtype >= ATTN_DTYPE_COUNT || !(e->dtypes >> t->dtype & 1)) {

@@ -247,8 +247,8 @@ static const char *key_line(const struct look *look, const struct row *row, cons
     return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Returns whether a row of a float32 problem may have scores of look->bound_from or more. The estimate is a product of
- * the largest |q| in the row's tile and the largest |k| of the keys that the row sees. */
+/* Returns whether a row of a float32 problem may have scores of look->bound_from or more. The estimate is D * scale,
+ * times the largest |q| in the row's tile, times the largest |k| of the keys that the row sees. */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];

@@ -20,7 +20,7 @@ typedef struct attn_strange {
  * `cheap_from` or more, the row is cheap (computed nearly as fast as an ordinary row). Each of two things makes a row
  * costly (slow), however large its scores are:
  *
- *   bound_from  float32 only: the product of D, the scale, the largest |q| near the row and the largest |k| of the
+ *   bound_from  float32 only: the product of D, the scale, the largest |q| in the row's tile and the largest |k| of the
  *               row's keys reaches this bound; 0: no bound
  *   gradients   the row's scores are cheap, but dq of the backward exceeds the range of float32, because it grows with
  *               the scale */

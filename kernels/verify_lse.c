@@ -49,8 +49,8 @@ enum {
 /* ---- The variants: options that a client may have left out ------------------------------------------------------- */
 
 /* The ways in which the client may have computed lse (variants). Each row of the table has words for messages, and the
- * options that the client may have left out. The first row leaves out nothing; an lse in base 2 is recognised by its
- * scores. */
+ * options that the client may have left out. The first row leaves out nothing. Its scores also show whether lse is in
+ * base 2. */
 static const struct {
     const char *with;
     unsigned without;

@@ -20,7 +20,8 @@
 #include <stdint.h>
 
 /* The state of decoding a stream whose text arrives in pieces of any size; it begins as { 0 }. After a call that
- * stopped at a character, the caller may pass another character instead of it. */
+ * stopped at a character, the caller may pass another character in its place, such as the one that a JSON escape stands
+ * for. */
 typedef struct base64_decoder {
     uint32_t bits; /* the bits decoded from an unfinished group of four characters: 6 for each character read so far */
     /* number of characters (0 to 3) read of the unfinished group; the first of two '=' counts too */

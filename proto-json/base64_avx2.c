@@ -34,21 +34,21 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        /* entry for characters whose lower 4 bits are 0: of the alphabet only 0 P p have these bits, so + / and A-O a-o
-         * are excluded */
+        /* entry for characters whose lower 4 bits are 0: of the alphabet only 0 P p have these bits, so '+', '/' and
+         * A-O a-o are excluded */
         NEVER | PLUS_SLASH | AO_ao,
         /* entries for characters whose lower 4 bits are 1 to 9: of the alphabet digits and letters have these bits, and
-         * + / are excluded */
+         * '+' and '/' are excluded */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        /* entry for characters whose lower 4 bits are A: of the alphabet only J Z j z have these bits, so + / and
-         * digits are excluded */
+        /* entry for characters whose lower 4 bits are A: of the alphabet only J Z j z have these bits, so digits, '+'
+         * and '/' are excluded */
         NEVER | PLUS_SLASH | DIGITS,
         /* entry for characters whose lower 4 bits are B: of the alphabet only + K k have these bits, so digits and P-Z
          * p-z are excluded */
         NEVER | DIGITS | PZ_pz,
-        /* entries for characters whose lower 4 bits are C to E: of the alphabet only L M N l m n have these bits, so +
-         * / and digits and P-Z p-z are excluded */
+        /* entries for characters whose lower 4 bits are C to E: of the alphabet only L M N l m n have these bits, so
+         * digits, '+', '/' and P-Z p-z are excluded */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
         /* entry for characters whose lower 4 bits are F: of the alphabet only / O o have these bits, so digits and P-Z
          * p-z are excluded */
@@ -150,7 +150,7 @@ static inline __m256i letters(__m256i bytes)
                                      _mm256_set1_epi32(0x01000010));
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
-    /* Row 0 of this table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. */
+    /* Entry 0 of this table is for A-Z, entry 1 for a-z, entries 2 to 11 for 0-9, entry 12 for +, entry 13 for /. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));

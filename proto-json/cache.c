@@ -77,8 +77,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, parse_value_suggestion(value));
 }
 
-/* Reads an array of numbers, or a single number for all heads. For a single number *count stays 0, because the number
- * of heads may not be known yet. */
+/* Reads the scales of a cache: an array with one number for each head, or a single number for all heads. For a single
+ * number *count stays 0, because the number of heads may not be known yet. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
     const bool single = tree_number(value) != NULL;

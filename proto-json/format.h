@@ -46,7 +46,7 @@ struct proto_format {
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
-    /* implements proto_parser_sequence(); NULL: bodies of this format have no sequences */
+    /* implements proto_parser_sequence(); NULL: requests in this format do not belong to sequences of requests */
     const proto_sequence *(*sequence)(const void *reader);
     /* These functions implement proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has
      * no tensors in shared memory. */

@@ -247,7 +247,8 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* a tensor that may also be given as a single number is then a parameter of the request */
+        /* the tensor is not among the inputs, because it was sent as a single number, which is a parameter of the
+         * request */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         else snprintf(pointer, sizeof pointer, "/inputs");
@@ -329,7 +330,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* numbers from ATTN_TENSOR_COUNT on are gradients of a merge's parts: dout and dlse of part 0, of part 1, ... */
+    /* output numbers from ATTN_TENSOR_COUNT on stand for gradients of a merge's parts: dout and dlse of part 0, of part
+     * 1, ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }

@@ -162,8 +162,8 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* Reads one parameter of a tensor's place in shared memory into *place. Before a tensor's first such parameter, *place
- * must be {.bytes = -1}. */
+/* Reads one of the parameters that say where a tensor is in shared memory (region, offset, size) into *place. Before
+ * the first of a tensor's parameters, *place must be {.bytes = -1}. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
 {
@@ -184,8 +184,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that a tensor's place in shared memory is complete. `said`: the client gave at least one parameter of the
- * place. */
+/* Checks that the parameters that say where a tensor is in shared memory (region, offset, size) are complete. `said`:
+ * the client gave at least one of them. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -236,7 +236,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* Reads KServe's name of an input's dtype, and finds the name of this dtype in a JSON body. */
+/* Translates an input's KServe datatype into the name of this dtype in a JSON body. */
 static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
                                  proto_dtype *dtype)
 {
@@ -354,7 +354,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        /* A float8 input has the datatype UINT8, so each number of its array is one byte. */
+        /* The client sends a float8 input as UINT8, so the numbers of its array are the bytes of its elements. */
         if (fp8 && r->extracts[slot->extract].typed) r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
@@ -466,8 +466,8 @@ static bool names_already(const cJSON *names, const char *word)
     return false;
 }
 
-/* Reads the name of an output that is a gradient of a merge's part. The answer has these gradients of all parts, even
- * if the request names only some. */
+/* Reads the name of an output that is the gradient of one of the partial results of a merge. The answer has these
+ * gradients of all parts, even if the request names only some. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -734,7 +734,8 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The whole JSON of the request ------------------------------------------------------------------------------- */
 
-/* all members that the request's JSON may have; the model is named in the URL */
+/* all members that the request's JSON may have; model_name and model_version are ignored, because the URL names the
+ * model */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)

@@ -48,7 +48,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is the
  * value's bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
-    int fraction_bits, min_exponent; /* exponent (of 2) of the format's smallest normal number */
+    int fraction_bits, min_exponent; /* min_exponent: exponent (of 2) of the format's smallest normal number */
     /* bit patterns of the largest finite number, the sign bit, infinity (0 if the format has none) and NaN */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
@@ -95,7 +95,7 @@ struct decimal {
     size_t count;
 };
 
-enum { W_DIGITS = 19 }; /* 10^19 < 2^64 */
+enum { W_DIGITS = 19 }; /* the largest number of decimal digits that always fit in 64 bits: 10^19 < 2^64 */
 
 /* Powers up to 10^22 are exact doubles; each larger one is the double nearest to the power. */
 static const double tens[] = {
@@ -114,7 +114,8 @@ enum {
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* a double has this many more fraction bits than a number with 25 significant bits */
 };
-/* these replace all numbers that are too large for every dtype, or 0 in every dtype */
+/* HUGE_NUMBER replaces every number that is too large for all dtypes, and TINY_NUMBER every number that is 0 in all
+ * dtypes */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
 /* A natural number below 10^768 * 2^244 < 2^2816, which is enough for texts of 768 digits. */
@@ -254,7 +255,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* number of significant bits that the result has less than a normal number: 0, unless the result is subnormal */
+    /* how many significant bits fewer than a normal number the result has: 0, unless the result is subnormal */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number */
@@ -1023,7 +1024,7 @@ static size_t write_integer(uint32_t n, char *text)
     return (size_t)count;
 }
 
-/* Writes s * 10^k with 0 < s < 10^9. */
+/* Writes the decimal text of s * 10^k, where 0 < s < 10^9, and returns its length. */
 static size_t write_decimal(uint32_t s, int k, char *text)
 {
     /* numbers from 0.0001 to 999999999 are written without an exponent */
@@ -1033,7 +1034,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     s *= integer_tens[9 - count]; /* appends zeros, so that s has nine digits */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
-    /* from here on, `count` does not include trailing zeros */
+    /* from here on, `count` is the number of digits without trailing zeros */
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;

@@ -69,7 +69,7 @@ typedef struct numbers_reader {
 
     /* Only the reader uses the members below. */
     numbers_type type;
-    int state; /* state of the grammar, which the diagram in numbers.c shows */
+    int state; /* state of the reader's state machine, which the diagram in numbers.c shows */
     int depth;
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* for each depth of nesting, the number of elements read so far of the open array */
@@ -88,9 +88,10 @@ typedef struct numbers_reader {
 
 void numbers_begin(numbers_reader *reader, numbers_type type);
 
-/* Appends elements to `out`, which has room for `room` elements; `count` characters of text contain at most count / 2 +
- * 1 elements. *taken: number of characters used up, less than `count` only after FULL, DONE or BAD. *written: number of
- * elements appended. */
+/* Reads the next `count` characters of the array's text, and appends the elements to `out`, which has room for `room`
+ * elements. `count` characters contain at most count / 2 + 1 elements. *taken becomes the number of characters that
+ * were read; it is less than `count` only if the result is FULL, DONE or BAD. *written becomes the number of appended
+ * elements. */
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 

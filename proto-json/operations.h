@@ -62,9 +62,9 @@ typedef struct proto_operation {
     uint64_t needs;
     uint64_t appends;
     uint64_t gives;
-    /* the client's results that may be compared with exact ones; a problem must have one or more */
+    /* set of the client's results that may be compared with exact ones; a problem must have at least one of them */
     uint64_t judged;
-    uint64_t usual; /* set of the default outputs */
+    uint64_t usual; /* set of the outputs that an answer has if the request names none */
     /* The name of the required member that lists the outputs and the counts (PROTO_COUNT_MAP) that the client wants.
      * NULL: the optional member `outputs` lists the outputs. */
     const char *asks;

@@ -2,7 +2,7 @@
  *
  *   for each head: compute_keys()               loads K and V of a key/value head
  *     for each tile: compute_rows()             computes out and lse of the tile's rows
- *                    compute_gradients()        computes dq of these rows, and adds their part to dk, dv and the sums
+ *                    compute_gradients()        computes dq of these rows, and adds to dk, dv and compute_sums
  *
  * dk and dv of a few keys take less work if out and lse of all rows are known:
  *
@@ -10,7 +10,7 @@
  *     for each tile: compute_tile_scores()      computes the scores of these keys; then the caller stores out and lse
  *                    compute_gradients()        adds the tile's part to dk and dv of these keys
  *
- * A struct compute is the memory of one thread. */
+ * A struct compute is used by one thread at a time. */
 #ifndef JUDGE_COMPUTE_H
 #define JUDGE_COMPUTE_H
 

@@ -38,8 +38,8 @@ struct hypothesis {
     bool of_backward;
     /* whether the mistake makes small errors and is therefore tested even if all results are within their limits */
     bool of_pattern;
-    /* the mistake makes random errors, for example by adding numbers in a different order. Such errors are compared
-     * with the caller's by size only, not number by number. */
+    /* Whether the mistake makes random errors, for example by adding numbers in a different order. Such errors are
+     * compared with the caller's by size only, not number by number. */
     bool of_size;
     /* The tensors (bits of attn_tensor_id) that the mistake reads at wrong addresses. Two such mistakes in one tensor
      * are never tested together, because reads could pass its end. */

@@ -109,8 +109,8 @@ void pass_settle_unread(struct judge *j, const struct key_tile *t)
     settle_rows(j, 4, t->b, t->hk, first, t->count, t->line, zeros, 0);
 }
 
-/* Replaces out and lse of a tile by the truth (float64 results). A pass calls it for a mistake that is only in the
- * backward. */
+/* Replaces out and lse of a tile by the truth (float64 results). A pass (a run over tiles) calls this function for a
+ * mistake that is only in the backward. */
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;

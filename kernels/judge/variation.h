@@ -78,8 +78,8 @@ typedef struct variation {
                                            * kernel with the mistake uses them */
     int64_t q_column, k_column, v_column; /* distance between neighbouring columns of q, of k and of v, in elements */
 
-    /* Both are mistakes if true. softcap_first: softcap is applied to q.k before the scale. bias_first: the bias is
-     * added to q.k before the scale. */
+    /* Two mistakes in the order of operations. softcap_first: whether softcap is applied to q.k before the scale.
+     * bias_first: whether the bias is added to q.k before the scale. */
     bool softcap_first, bias_first;
     double bias_factor, alibi_factor;
     bool alibi_corner; /* whether ALiBi's distance is |i - j|, as if the first query stood at the first key */
@@ -136,8 +136,7 @@ typedef struct variation {
     bool swapped_problem;
 } variation;
 
-/* Returns whether the mistake is that partial sums are rounded: the sums from which a kernel computes out and
- * gradients. */
+/* Returns whether the mistake is to round partial sums, from which a kernel computes out and gradients. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
