@@ -17,8 +17,8 @@
  * constant lengths let the compiler vectorise the loops. At the end of a row, missing columns are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* Values for one row of a merge: the share of each part in the row, and each part's dot product dout . out. `mean` is
- * the mean of these products, weighted by the shares. */
+/* Values for one row of a merge: each partial result's share of the row, and its dot product dout . out. `mean` is the
+ * mean of these products, weighted by the shares. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
@@ -57,7 +57,8 @@ static void find_shares(const attn_merge_plan *m, const attn_merge_row *row, str
     for (int p = 0; p < m->count; p++) w->share[p] = attn_merge_share(row, m->part_lse[p][row->lse_at]);
 }
 
-/* Merges columns [first, first + columns) of a row: adds up the outs of the parts, multiplied by their weights. */
+/* Merges columns [first, first + columns) of a row: adds up the outs of the partial results, each multiplied by its
+ * share. */
 static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, const struct weights *w, int64_t first,
                           int64_t columns)
 {
@@ -91,8 +92,8 @@ static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, st
     }
 }
 
-/* For one row, computes dout . out of each part, and the mean of these products. The mean is weighted by each part's
- * share of the row (attn_merge_share()). */
+/* For one row, computes dout . out of each part (partial result), and the mean of these products, weighted by each
+ * part's share of the row (attn_merge_share()). */
 static void find_dots(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w)
 {
     for (int p = 0; p < m->count; p++) w->dot[p] = 0;
@@ -149,8 +150,7 @@ void attn_merge_all(const attn_merge_plan *m)
 struct expected {
     const attn_tensor *tensor;
     int part; /* index of the part (partial result) to which the tensor belongs; -1: it belongs to no part */
-    /* name of the request's list in which the tensor's part is: "parts", or "gradients" for the gradients of the
-     * parts */
+    /* name of the request's list that contains the tensor: "parts", or "gradients" for the gradients of the parts */
     const char *of;
     const char *name; /* "lse" */
     unsigned dtypes;  /* set of the allowed dtypes: one bit for each attn_dtype */
@@ -226,7 +226,7 @@ static attn_status check_strides(const struct expected *e, const attn_tensor *fi
     return refuse(e, "", "must have the strides of the first part", err);
 }
 
-/* Sizes of a merge, taken from the first part, and their names in messages. */
+/* Sizes of a merge, taken from the first partial result, and the names of these sizes in messages. */
 struct shape {
     int rank;
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];

@@ -26,9 +26,9 @@
  * factor of e. A backward that gets such a large lse computes lse from the scores instead. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* If a row sees only one key, its lse must be the key's score. The two numbers count as equal if they differ by at most
- * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their value in the forward, by half a
- * unit in the last place when lse is stored, and by as much again when the backward computes the score. */
+/* The largest difference, as a share of lse, at which the lse of a row counts as equal to the score of the only key
+ * that the row sees. Rounding in float32 makes them differ: by up to 3e-7 of their value in the forward, by half a unit
+ * in the last place when lse is stored, and by as much again when the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)

@@ -254,8 +254,8 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by each variant of the scores (way to compute them) whose bit is set in `which`, and writes the
- * resulting lse to found[]. The entries of all other variants become NaN. */
+/* Computes the lse of one row by each variant (way to compute the scores) whose bit is set in `which`, and writes it to
+ * found[]. The entries of all other variants become NaN. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -351,7 +351,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* variant 0 (the options as given) cannot explain a wrong lse; base 2 takes its place */
+        /* variant 0 (the options as given) cannot explain a wrong lse, so n == 0 stands for base 2 */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;

@@ -57,12 +57,12 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    uint64_t length; /* number of bytes in the first `measured` pieces */
+    uint64_t length; /* number of bytes in the first `measured` pieces of the answer */
     size_t measured;
     int64_t measured_element;
 
     size_t piece;
-    uint64_t taken; /* number of bytes of piece number `piece` that have been read */
+    uint64_t taken; /* number of bytes of piece number `piece` of the answer that have been read */
     uint64_t read;
     int64_t element;
     struct token token;

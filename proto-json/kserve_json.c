@@ -422,8 +422,8 @@ attn_status kserve_place_shared(struct kserve_reader *r)
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
-/* Reads whether the client wants an output as bytes, as numbers, or in shared memory (place->bytes >= 0). Before the
- * call, *binary must be the request's default. */
+/* Reads how the client wants an output: as bytes (*binary is true), as numbers, or in shared memory (place->bytes >=
+ * 0). Before the call, *binary must be the request's default. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -539,7 +539,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    /* the request named only gradients of a merge's parts, so the list `outputs` is empty and is left out */
+    /* the request named only gradients of partial results, so the list `outputs` is empty and is left out */
     if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names);
     return ATTN_OK;
 }

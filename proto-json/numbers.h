@@ -83,7 +83,8 @@ typedef struct numbers_reader {
     /* `held` is the number of characters read of the current word (number `word`) or of the current number (whose text
      * is in `text`). */
     int word, held;
-    char text[NUMBERS_CHARS + 1]; /* text of a number that began in an earlier piece, with room for a comma behind it */
+    /* text of a number whose beginning came in an earlier call, with room for a comma behind it */
+    char text[NUMBERS_CHARS + 1];
 } numbers_reader;
 
 void numbers_begin(numbers_reader *reader, numbers_type type);

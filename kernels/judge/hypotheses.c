@@ -43,8 +43,8 @@ static bool has_whole_memory(const attn_tensor *t)
     return true;
 }
 
-/* Makes the variation (the attention with a mistake) read a tensor with heads and rows exchanged. Returns false if the
- * exchange changes nothing. */
+/* Makes compute.c read a tensor with heads and rows exchanged. Returns false if the exchange changes nothing or is not
+ * possible. */
 static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_tensor_id id)
 {
     const attn_dims *const d = &f->g.dims;

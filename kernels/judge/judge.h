@@ -114,15 +114,17 @@ int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
  * computed the float64 results. INT64_MAX: more than a judge may take. */
 int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds);
 
-/* Opens a judge (a check of a caller's results). `problem` has passed attn_check() without its results; its op says
- * whether gradients are computed. results[id] are the caller's tensors. They are C-contiguous; a tensor that is not
- * given has rank 0. At least one must be given. A result may have the shape of another layout, because only its number
- * of elements is checked. `truth` has the float64 results of all rows that judge_wants() names, in host memory; the
- * judge borrows them until judge_close(). If `truth` is NULL, the judge computes them. `seconds` is the time that the
- * judge should take in all. Without `truth`, the judge chooses as many rows as it can compute and emulate in a third of
- * that time. With `truth` it compares all rows, and emulates correct kernels in as many rows as it can in a third of
- * that time. Errors: INVALID (a result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice
- * for any part of the problem), NO_MEMORY. */
+/* Opens a judge (a check of a caller's results).
+ *   problem   has passed attn_check() without its results; its op says whether gradients are computed
+ *   results   results[id] is the caller's tensor, C-contiguous, or has rank 0 if it is not given. At least one must be
+ *             given. Only the number of elements is checked, so a result may have the shape of another layout
+ *   truth     the float64 results of all rows that judge_wants() names, in host memory, which the judge borrows until
+ *             judge_close(); NULL: the judge computes them
+ *   seconds   the time that the judge should take in all. Without `truth`, the judge chooses as many rows as it can
+ *             compute and emulate in a third of that time. With `truth`, it compares all rows, and emulates correct
+ *             kernels in as many rows as it can in a third of that time
+ * Errors: INVALID (a result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part
+ * of the problem), NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);

@@ -54,7 +54,7 @@ struct mistake {
 
 /* A candidate: one mistake, or two at once, whose results the judge compares with the caller's. */
 struct candidate {
-    /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
+    /* the candidate's mistakes; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
     /* differences between the caller's results and the results of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
@@ -63,8 +63,10 @@ struct candidate {
     struct difference size[FRAME_TENSORS];
     /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
-    unsigned explains; /* set of the wrong tensors that the candidate explains: bit n stands for frame_tensors[n] */
-    /* whether the candidate's mistakes would spoil a tensor that is correct in the caller's results */
+    /* set of the wrong tensors that the candidate (mistake or pair) explains: bit n stands for frame_tensors[n] */
+    unsigned explains;
+    /* whether a kernel with the candidate's mistakes would get a tensor wrong that is correct in the caller's
+     * results */
     bool breaks;
     /* whether the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
      * needs no such test */
@@ -146,7 +148,8 @@ struct judge {
      * kernels are imitated, and the one with the largest differences counts. */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
-    /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
+    /* differences between the caller's results and the truth (float64 results), only on the tiles on which mistakes are
+     * tested first (`sample`) */
     struct difference now_sample[FRAME_TENSORS];
     double largest[FRAME_TENSORS]; /* largest absolute value of each tensor in the truth (float64 results) */
     /* largest error that comes from rounding the truth (float64 results) to the result's dtype */
@@ -164,10 +167,11 @@ struct judge {
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
-    bool left_out;         /* whether a variant of `trying` was not tested, because its test would take too long */
+    /* whether a variant of the mistake `trying` was not tested, because its test would take too long */
+    bool left_out;
     struct candidate *candidates;
-    /* candidate_count: number of tested candidates; singles: number of single mistakes among these, which come before
-     * the pairs */
+    /* candidate_count: number of tested candidates (single mistakes and pairs); singles: how many of these are single
+     * mistakes, which come first */
     int candidate_count, singles;
     /* indices of the single mistakes from which pairs are made: `firsts` for the first mistake of a pair, `seconds` for
      * the second */
@@ -210,9 +214,9 @@ void verdict_decide(struct judge *j);
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass (a run over tiles) that tests a candidate: one assumed mistake, or two assumed
  * together. The pass goes over the sample (the tiles on which candidates are tested first), or over all tiles if
- * `whole` is true. If units_are_sampled() is true, `whole` only adds tiles of keys in the sample that were left out as
- * too much work. The function returns false if the candidate does not apply to the problem, or takes too long.
- * candidate_end() stores what the pass has found. */
+ * `whole` is true. If units_are_sampled() is true, `whole` only allows more work for tiles of keys in the sample. The
+ * function returns false if the candidate does not apply to the problem, or takes too long. candidate_end() stores what
+ * the pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by
@@ -221,8 +225,8 @@ bool candidate_is_complete(const struct judge *j);
 /* Returns whether the candidate (one assumed mistake, or two assumed together) explains more than a fifth of the error
  * of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
-/* Returns whether dk and dv were not compared when this candidate (one assumed mistake, or two assumed together) was
- * tested on a sample of units (tiles), because computing out and lse of the whole head is much work. */
+/* Returns whether the test of this candidate (one assumed mistake, or two assumed together) left out dk and dv. A test
+ * on a sample of tiles leaves them out if computing out and lse of whole heads would take too long. */
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
 /* Returns whether the answer to the caller reports this tested candidate (one assumed mistake, or two assumed together)
  * as an explanation. */
@@ -231,12 +235,14 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
  * frame_tensors[n]. 0: the mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated` by
- * the errors that PHASE_COMPARE found; without memory for it, all tiles are emulated. units_add() adds a unit unless
- * the list has it, and returns the new length. units_spread() adds `wanted` evenly spread units of one kind, but no
- * tiles of keys that no query reads, and no unit that the list has at index `from` or later. units_are_given() returns
- * whether the caller sent a result that units of this kind give. units_sort() puts tiles of queries before tiles of
- * keys. */
+/* Functions of units.c, for units (tiles of queries or of keys).
+ *   units_choose_emulated()  chooses the tiles in which correct kernels are emulated, by the errors that PHASE_COMPARE
+ *                            found. If memory runs out, all tiles are emulated
+ *   units_are_given()        returns whether the caller sent a result that units of this kind give
+ *   units_add()              adds a unit unless the list has it, and returns the new length
+ *   units_spread()           adds `wanted` evenly spread units of one kind. It leaves out tiles of keys that no query
+ *                            reads, and units that are in the list from index `from` on
+ *   units_sort()             puts tiles of queries before tiles of keys */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);
@@ -269,8 +275,8 @@ void search_choose_pairs(struct judge *j);
 bool search_next_pair(struct judge *j);
 void search_choose_confirmed(struct judge *j);
 
-/* Finds the elements with the largest errors, and the places of wrong elements. Fills the members `worst` and `place`
- * of *result, and the member `wrong` of each tensor in *result. */
+/* Finds the elements with the largest errors, and in which batch rows, heads, queries, keys and columns wrong elements
+ * are. Fills the members `worst` and `place` of *result, and the member `wrong` of each tensor in *result. */
 void where_find(const struct frame *f, const struct truth *t, const attn_tensor *results, uint64_t given,
                 judge_result *result);
 
