@@ -86,8 +86,8 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* Returns the share of a part (or of the sink) in a row: exp(lse - lse of the whole row), where `lse` belongs to the
- * part or sink. All shares of a row add up to 1, so sums weighted by the shares do not overflow. */
+/* Returns the share of a partial result (or of the sink) in a row: exp(lse - lse of the whole row), where `lse` is that
+ * of the partial result or sink. All shares of a row add up to 1, so sums weighted by the shares do not overflow. */
 ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {
     return lse == -INFINITY ? 0 : attn_merge_weight(lse, row->top) / row->sum;

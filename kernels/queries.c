@@ -4,7 +4,8 @@
 #include "kernels/axes.h"
 #include "kernels/tiles.h"
 
-/* Returns the r for which each query i sees keys up to i + r. The problem's window must be bounded on the right. */
+/* Returns the number r such that each query i sees the keys up to i + r. The problem's window must be bounded on the
+ * right. */
 static int64_t reach_of(const attn_problem *p, const attn_dims *d)
 {
     return (p->causal ? 0 : p->window_right) + (p->alignment == ATTN_TOP_LEFT ? 0 : d->Sk - d->Sq);

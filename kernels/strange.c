@@ -394,7 +394,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    /* an observe (statistics of probabilities) has no v, so no sum of values can overflow there */
+    /* an observe operation (statistics of probabilities) has no v, so no sum of values can overflow there */
     double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0;
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);

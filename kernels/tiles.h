@@ -40,8 +40,8 @@ ATTN_HD int64_t attn_max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Returns the number that dropout uses for query head h of batch row b (philox.h). H is the problem's number of query
- * heads. */
+/* Returns the number of query head h of batch row b by which dropout draws its random numbers (philox.h): b * H + h in
+ * the whole problem, even if `p` is only a part of it. H is the number of query heads of `p`. */
 static inline int64_t attn_dropout_head(const attn_problem *p, int64_t H, int64_t b, int64_t h)
 {
     return p->dropout_first + b * (p->dropout_heads ? p->dropout_heads : H) + h;
@@ -196,10 +196,10 @@ ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequ
 /* Returns the sum over i in [0, count) of clamp(i + first, 0, limit), in closed form. */
 ATTN_HD int64_t attn_clamped_sum(int64_t first, int64_t count, int64_t limit)
 {
-    const int64_t rise = attn_clamp64(-first, 0, count); /* the terms of the sum before index `rise` are 0 */
+    const int64_t rise = attn_clamp64(-first, 0, count); /* all terms of the sum with an index below `rise` are 0 */
     /* the terms of the sum from index `full` on are equal to `limit` */
     const int64_t full = attn_clamp64(limit - first, rise, count);
-    /* the n terms from index `rise` to `full` - 1 are start, start + 1, ... */
+    /* the n terms with indices `rise` to `full` - 1 are start, start + 1, ... */
     const int64_t n = full - rise, start = first + rise;
     return n * start + (n > 0 ? (n % 2 ? n * ((n - 1) / 2) : n / 2 * (n - 1)) : 0) + (count - full) * limit;
 }

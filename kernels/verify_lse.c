@@ -309,8 +309,9 @@ static double unit_of(const attn_problem *p)
     return p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10;
 }
 
-/* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward
- * is: in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding. */
+/* Returns how far the given lse of a row may be from a computed one: `loose` before it is refused as too small, `tight`
+ * to count as equal. `loose` allows for a client that computes lse from q and k rounded to bfloat16, and sends q and k
+ * as they were before rounding. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);

@@ -13,7 +13,7 @@
 #include "score.h"
 #include "tiles.h"
 
-/* Options that a client may have left out when it computed lse, one bit each. */
+/* The options that a client may have left out when it computed lse: one bit each. */
 enum lse_part {
     /* LSE_PLACES stands for causal and window, the masks that depend on the positions of query and key */
     LSE_PLACES = 1,
@@ -118,7 +118,7 @@ ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
            (k->data ? attn_load(k->dtype, k->data, attn_at(k, row->b, hk, 0)) : 1);
 }
 
-/* Returns the score z of a visible pair, from q . k. */
+/* Returns the score z of a visible (query, key) pair from `dot` (q . k), computed as `variant` says. */
 ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *options, const attn_sequence *s,
                          const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)
 {

@@ -53,7 +53,8 @@ struct proto_format {
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*rest_bytes)(const void *reader);
-    /* implements proto_parser_held_bytes(); NULL: the reader holds one header of at most PROTO_HEADER_BYTES */
+    /* implements proto_parser_held_bytes(), the memory that the reader holds; NULL: it holds one header of at most
+     * PROTO_HEADER_BYTES */
     size_t (*held_bytes)(const void *reader);
     /* returns how many bytes the tensors of a body of `body_bytes` bytes take, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);

@@ -53,7 +53,7 @@ struct kserve_reader {
     /* Offset of the end of the last tensor in the caller's memory. */
     size_t memory_bytes;
 
-    proto_shared *shared; /* inputs and outputs in memory that client and server share */
+    proto_shared *shared; /* the inputs and outputs that lie in memory shared by client and server */
     int shared_count;
     /* whether the caller's memory has room for copies of the inputs that are in shared memory */
     bool has_room;

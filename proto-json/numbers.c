@@ -87,10 +87,10 @@ static double bits_double(uint64_t bits)
 /* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: w has only the first 19 significant
  * digits. */
 struct decimal {
-    bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
+    bool negative, longer, integer; /* integer: whether the text has neither a point nor an exponent */
     uint64_t w;
     int exponent;
-    /* text of the number's digits and point; NUL does not end it */
+    /* the number's digits and point; no NUL ends this text */
     const char *text;
     size_t count;
 };
@@ -160,8 +160,8 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* The power of ten that belongs to the last digit of d->w, which has at most W_DIGITS digits. Each further digit of
-     * d->text lowers it by 1. */
+    /* exponent of the number that the loop reads from d->text: d->exponent, less 1 for each digit after the first
+     * W_DIGITS */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0;
@@ -567,7 +567,7 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    /* unknown until the first array at this depth ends */
+    /* -1: the size is unknown until the first array at this depth ends */
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
@@ -921,7 +921,8 @@ static int log2_pow10(int k)
 
 enum { POWER_MIN = -36, POWER_MAX = 45 };
 
-/* Powers 10^k, multiplied by a power of two so that each has 64 bits with the top bit set, and rounded up. */
+/* Powers of ten 10^k. Each is multiplied by a power of two so that it has 64 bits with the top bit set, and rounded
+ * up. */
 static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0xAA242499697392D3, 0xD4AD2DBFC3D07788, 0x84EC3C97DA624AB5, 0xA6274BBDD0FADD62, 0xCFB11EAD453994BB, /* from 1e-36 */
     0x81CEB32C4B43FCF5, 0xA2425FF75E14FC32, 0xCAD2F7F5359A3B3F, 0xFD87B5F28300CA0E, 0x9E74D1B791E07E49, /* from 1e-31 */
@@ -1008,8 +1009,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 
 static int count_digits(uint32_t n)
 {
-    /* the guess at the number of digits is correct or one too small: it is bits * log10(2), with 1233 / 2^12 for
-     * log10(2) */
+    /* bits * log10(2), with 1233 / 2^12 for log10(2): the number of digits, or one less */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }

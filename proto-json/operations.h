@@ -33,7 +33,7 @@ enum { PROTO_MODELS = 8 };
 /* The OpenAPI document's text about a tensor in one operation. It replaces the general text in attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
-    const char *says; /* NULL ends a list of such entries */
+    const char *says; /* the text; NULL ends a list of such entries */
 } proto_tensor_doc;
 
 /* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */
@@ -56,7 +56,7 @@ typedef struct proto_operation {
     /* whether the CPU compares results that the client sends with float64 results (kernels/judge/judge.h) */
     bool judges;
 
-    uint64_t takes; /* the tensors that a problem may have as inputs */
+    uint64_t takes; /* set of the tensors that a problem may have as inputs */
     /* Inputs that a problem must have. With the member `context` (a saved forward), only those that a backward adds are
      * needed. */
     uint64_t needs;
@@ -68,7 +68,7 @@ typedef struct proto_operation {
     /* The name of the required member that lists the outputs and the counts (PROTO_COUNT_MAP) that the client wants.
      * NULL: the optional member `outputs` lists the outputs. */
     const char *asks;
-    uint64_t beside_caches; /* inputs that a problem may also have if it has the member `caches` */
+    uint64_t beside_caches; /* set of further inputs that a problem may have if it has the member `caches` */
 
     const proto_model *models;
     int model_count; /* number of `models`; 0: KServe does not offer the operation */

@@ -27,8 +27,9 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 /* The judge reports a pair of mistakes only if the pair's score (lower is better) is lower than the score of each of
  * its mistakes alone, by more than this number. */
 #define JUDGE_PAIR_GAIN 1.1
-/* Limits in multiply-adds for testing a mistake that changes out or lse on tiles of keys: each such tile needs the
- * forward of a head again. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best explanation. */
+/* Limits, in multiply-adds, on the work of testing a mistake on tiles of keys. If the mistake changes out or lse, each
+ * tile of keys needs the forward of a head again. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best
+ * explanation. */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
@@ -275,7 +276,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* lse is no evidence: many mistakes happen to bring a wrong lse nearer to the correct one */
+        /* lse is not taken as evidence, because many mistakes happen to bring a wrong lse nearer to the correct one */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

@@ -190,7 +190,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
 {
     const struct places at = places_of(c, scratch, NULL);
     const int64_t count = rows->count, Sk = c->s.Sk, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* uses the memory of dq, which a forward does not need */
+    float *const sum = at.dq; /* the rows' sums use the memory of dq, which a forward does not need */
     emulate_tile_scores(c, v, rows, scratch);
     for (int64_t r = 0; r < count; r++) {
         const double sink = e->sink_last ? -INFINITY : compute_sink(v, rows->h);

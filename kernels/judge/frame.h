@@ -57,7 +57,7 @@ struct frame {
      * layout with heads and rows exchanged */
     struct reading reading[ATTN_TENSOR_COUNT][2];
     struct compute c;
-    float *scratch; /* memory in which emulate.c imitates the roundings of kernels */
+    float *scratch; /* working memory of emulate.c, which imitates the roundings of kernels */
 };
 
 /* Sums over the differences between a tensor's numbers and the correct ones. Where exactly one of the two numbers is

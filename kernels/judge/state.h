@@ -58,8 +58,8 @@ struct candidate {
     struct mistake first, second;
     /* differences between the caller's results and the results of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
-    /* differences between the results of a kernel with the mistake and the truth (float64 results). They are computed
-     * only for mistakes that make random errors (of_size). */
+    /* differences between the results of a kernel with the candidate's mistake and the truth (float64 results);
+     * computed only for mistakes that make random errors (of_size) */
     struct difference size[FRAME_TENSORS];
     /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
@@ -94,7 +94,7 @@ struct pass {
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
-    int64_t inner; /* number of tiles of queries that are done for the present unit, if that unit is a tile of keys */
+    int64_t inner; /* if the present unit is a tile of keys: number of tiles of queries that are done for it */
     int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
     /* whether the pass applies its mistake to the stored truth (float64 results) and does not compute attention
      * again */
@@ -131,8 +131,8 @@ struct judge {
     bool borrows_truth;
     double time_s;
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); a pass stores no other
-                        * results */
+    /* dbias, dsinks and dslopes of the present pass (a run over tiles), which stores no other results */
+    struct truth some;
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for the other results */
 
     enum phase phase;
@@ -154,7 +154,7 @@ struct judge {
     double largest[FRAME_TENSORS]; /* largest absolute value of each tensor in the truth (float64 results) */
     /* largest error that comes from rounding the truth (float64 results) to the result's dtype */
     double once[FRAME_TENSORS];
-    double largest_score; /* largest finite absolute value of the lse in the truth (float64 results) */
+    double largest_score; /* largest finite |lse| in the truth (float64 results) */
     judge_tensor tensor[FRAME_TENSORS];
     judge_verdict verdict;
     unsigned wrong; /* set of the tensors whose errors exceed their limits: bit n stands for frame_tensors[n] */

@@ -52,7 +52,8 @@ int64_t units_add(int64_t unit, int64_t *list, int64_t count)
     return count + 1;
 }
 
-/* The added units ascend and are all different, so each is compared only with the units that the list had before. */
+/* The added units ascend, so they differ from each other. Each is therefore compared only with the units that the list
+ * had before. */
 int64_t units_spread(const struct frame *f, enum unit_kind kind, int64_t wanted, int64_t *list, int64_t from,
                      int64_t count)
 {
