@@ -1,12 +1,13 @@
-/* queries.h: makes a problem (a part) from some of the queries of another problem (the whole).
+/* queries.h: makes a problem (the part) from some of the queries of another problem (the whole).
  *
- * The part with queries `first` to `end` - 1 has views of the same memory and all keys. A causal mask lets query i see
- * the keys up to i plus a constant. In the part, query i has the number i - first, and a window to the right that is
- * wider by `first` lets it see the same keys (alignment: top left). All kernels compute such windows.
+ * The part has queries `first` to `end` - 1 and all keys, as views of the same memory. In the whole, a causal mask lets
+ * query i see the keys up to i plus a constant. In the part this query has the index i - first. The part therefore has
+ * a window to the right that is wider by `first` (alignment: top left), so each query sees the same keys. All kernels
+ * compute such windows.
  *
- * If one kernel computes the part and the whole problem, and `first` is a multiple of ATTN_QUERY_UNIT, the part's
- * out, lse and dq have the bits of the whole problem. For dq this holds only if the backward is deterministic.
- * Gradients that are sums over the queries are sums over the part alone (attn_is_sum_of_queries()). */
+ * If one kernel computes the part and the whole, and `first` is a multiple of ATTN_QUERY_UNIT, both give the same bits
+ * of out, lse and dq. For dq the backward must also be deterministic. Gradients that are sums over queries
+ * (attn_is_sum_of_queries()) are sums over the queries of the part only. */
 #ifndef ATTN_QUERIES_H
 #define ATTN_QUERIES_H
 

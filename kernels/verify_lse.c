@@ -1,8 +1,8 @@
 /* verify_lse.c: checks whether the lse that a client sends with a backward or an observe belongs to its scores.
  *
- * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong results and causes no error. The P of a row
- * sum to 1, or to less if k is a part of the keys and lse is that of all keys (ring attention). Therefore a few rows
- * are summed in double, and the lse is refused in two cases:
+ * Kernels compute P = exp(z - lse). An lse in base 2, or of other scores, gives wrong results and causes no error. The
+ * P of a row sum to 1. They sum to less if k has only a part of the keys and lse is that of all keys (ring attention).
+ * Therefore a few rows are summed in double, and the lse is refused in two cases:
  *
  *   1. the P of a row, with the P of the sink, sum to more than 1;
  *   2. one conversion makes the lse of every row correct: lse was computed in base 2, with another scale, or without a
@@ -12,9 +12,9 @@
  * conversion, and no row may contradict it. A conversion adds a number to each row's lse. These numbers must differ
  * between rows by more than 2 APART tolerances.
  *
- * Tolerances of lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k later. u
- * = 2^-10 (bfloat16: 2^-8, float8: 2^-3) is the relative error of a product whose two factors were rounded. size =
- * |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes, weighted by P.
+ * Tolerances of lse. The client may have rounded q and k after it computed lse. u = 2^-10 (bfloat16: 2^-8, float8:
+ * 2^-3) is the relative error of a product whose two factors were rounded. The size of a key is |scale| sqrt(sum_d (q_d
+ * k_d)^2). The size of a row is the mean of its keys' sizes, weighted by P.
  *   refused as more than 1    2^-9  + u sqrt(D) size, if all D errors have the same sign; u is at least 2^-8 here
  *   taken for equal           2^-10 + u size, if errors are independent, as they nearly always are
  * To both tolerances, 2^-21 of lse is added, because lse is a float32 that was summed from other numbers. With softcap,

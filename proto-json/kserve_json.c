@@ -62,7 +62,7 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
 }
 
 /* Makes the error for an unknown member. `where` names the part of the body that has it; NULL: the top of the body.
- * `place` is the same part as suggestions.h names it, for the suggestion of a similar member. */
+ * `place` is the name of this part in suggestions.h, to suggest a similar member; "": no suggestion. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {

@@ -1,10 +1,13 @@
-/* candidate.c: tests one mistake, or two at once, and decides which errors they explain.
+/* candidate.c: tests candidates (one assumed mistake, or two at once) and decides which errors they explain.
  *
- * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: the
- * largest and mean differences between these two tensors are at most a tenth of those between the caller's tensor and
- * the truth (float64 results), or the largest difference is within the limit. Tensors that are correct must stay within
- * their limits. Explanations are ordered by score, the sum over the wrong tensors of log(error against the mistake's
- * results / error against the truth). An error is a root mean square plus the rounding of a correct kernel. */
+ * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake. They
+ * agree if their largest and their mean difference are at most a tenth of those between the caller's tensor and the
+ * truth (float64 results), or if the largest difference is within the limit. Tensors that are correct must stay within
+ * their limits.
+ *
+ * Explanations are ordered by score, the lowest first. The score is the sum over the wrong tensors of log(a / b). Here
+ * a is the caller's error against the results of a kernel with the mistake, and b the caller's error against the truth.
+ * Each of these errors is a root mean square plus the rounding of a correct kernel. */
 #include "kernels/judge/state.h"
 
 #include <math.h>

@@ -4,8 +4,8 @@
  * A device computes the truth in milliseconds, but emulating correct kernels takes the judge five times as long as
  * computing the truth would. Therefore the judge emulates only some units of a large problem (a unit is a tile of
  * queries, or in a backward also a tile of keys). Half of these units are those in which the caller's results are
- * farthest from the truth: a correct kernel has its largest errors there, and the emulations have errors of the same
- * size there. The other half are evenly spread. */
+ * farthest from the truth. If the caller's kernel is correct, its largest errors are there, and so are those of an
+ * emulation. The other half are evenly spread. */
 #include <math.h>
 #include <stdlib.h>
 
