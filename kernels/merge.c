@@ -72,8 +72,8 @@ static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, c
     store(m->out.dtype, m->out.data, attn_at(&m->out, row->b, row->h, row->i) + first, sum, columns);
 }
 
-/* For each part, adds the products of columns [first, first + columns) of a row to the dot product dout . out of that
- * part. If gradients of the parts are wanted, the function also writes these columns of the gradients dout_p. */
+/* For each partial result (part), adds the products of columns [first, first + columns) of a row to its dot product
+ * dout . out. If gradients of the parts are wanted, the function also writes these columns of the gradients dout_p. */
 static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w, int64_t first,
                          int64_t columns)
 {

@@ -40,8 +40,8 @@ ATTN_HD int64_t attn_max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Returns the number of query head h of batch row b by which dropout draws its random numbers (philox.h): b * H + h in
- * the whole problem, even if `p` is only a part of it. H is the number of query heads of `p`. */
+/* Returns the head index that the random generator of dropout (philox.h) uses for query head h of batch row b: b * H +
+ * h. If `p` is a part of a problem, the indices of the whole problem count. H is the number of query heads of `p`. */
 static inline int64_t attn_dropout_head(const attn_problem *p, int64_t H, int64_t b, int64_t h)
 {
     return p->dropout_first + b * (p->dropout_heads ? p->dropout_heads : H) + h;
@@ -162,7 +162,7 @@ ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, 
     return keys;
 }
 
-/* Returns the range of queries, inside [0, Sq), that see key j under causal, window and lengths. */
+/* Returns the range of queries, inside [0, Sq), that may see key j under causal, window and lengths. */
 ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, int64_t j)
 {
     const int64_t aligned = j - attn_align(g, s);

@@ -50,7 +50,7 @@ static void put_member(struct text *t, const char *name, const char *before, con
     text_put_char(t, '"');
 }
 
-/* Largest sizes in bytes of members of the error, after escaping. */
+/* Largest sizes in bytes, after escaping, of the members detail, pointer and request_id of an error. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,

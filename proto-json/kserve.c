@@ -28,8 +28,8 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Consumes bytes from a piece of the body that belong to the JSON or to one binary input. *taken becomes the number of
- * these bytes. */
+/* Consumes those of the given bytes that belong to the JSON, or to one binary input, of the body. *taken becomes their
+ * number. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;

@@ -99,8 +99,8 @@ static bool forward_is_right(const struct mistake *m)
     return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
 }
 
-/* Returns how many units of `list` the test of a candidate computes, counted from the beginning of the list. The list
- * has tiles of queries, then tiles of keys. If the forwards that the tiles of keys need take more than `most`
+/* Returns how many units (tiles) of `list` the test of a candidate computes, counted from the beginning of the list.
+ * The list has tiles of queries, then tiles of keys. If the forwards that the tiles of keys need take more than `most`
  * multiply-adds, only the tiles of queries are tested. */
 static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t count, double most)
 {
