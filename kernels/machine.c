@@ -20,7 +20,7 @@
 /* the largest number of lines of /proc/cpuinfo that are read; the text about the first core has only 28 lines */
 enum { CPUINFO_LINES = 64 };
 
-/* Reads the first line of a file, or the first 127 characters of a longer line. Returns "" where there is no file. */
+/* Returns the first line of a file, but at most its first 127 characters. Returns "" if there is no file. */
 static const char *read_line(const char *directory, const char *name, char line[128])
 {
     char path[PATH_MAX];
@@ -105,13 +105,14 @@ static bool has_word(const char *list, size_t length, const char *word)
     return false;
 }
 
-/* Reads every cgroup from base + path up to base itself, because each of them may set a limit. */
+/* Reads the limits of every cgroup from base + path up to base itself, because each of them may set a limit. */
 static void walk_up(const char *base, const char *path, void (*read)(const char *, struct attn_machine *),
                     struct attn_machine *machine)
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    /* the process's cgroup lies outside its cgroup namespace: only the namespace's root is readable */
+    /* a path with "/.." means that the process's cgroup lies outside its cgroup namespace, of which only the root is
+     * readable */
     if (strstr(path, "/..") != NULL) path = "";
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {
@@ -122,7 +123,8 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
     }
 }
 
-/* Reads a line of /proc/self/cgroup: number, controllers and path, separated by colons. */
+/* Reads a line of /proc/self/cgroup, which has a number, controllers and a path. If a known controller is among them,
+ * the limits of that cgroup and of all cgroups above it are read. */
 static void look_at_line(const char *root, char *line, struct attn_machine *machine)
 {
     line[strcspn(line, "\n")] = '\0';

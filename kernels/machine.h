@@ -14,12 +14,13 @@ struct attn_machine {
     /* clock of the first core in Hz: the highest, or the present one if the system does not report the highest; 0: the
      * system reports neither */
     double hertz;
-    /* the smallest limit on threads (pids) that a cgroup of the process sets for all processes in it; INT64_MAX: no
-     * limit */
+    /* the smallest limit on the number of threads (pids) that a cgroup of this process sets for all its processes
+     * together; INT64_MAX: no limit */
     int64_t threads;
 };
 
-/* Fills *machine. `root` is put before paths in /proc and /sys; it is "" except in tests. */
+/* Fills *machine with what the system reports. `root` is put before paths in /proc and /sys; it is "" except in
+ * tests. */
 void attn_machine_look(const char *root, struct attn_machine *machine);
 
 #endif

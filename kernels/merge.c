@@ -14,11 +14,11 @@
 /* ---- Merging rows ------------------------------------------------------------------------------------------------ */
 
 /* The loops process COLUMNS numbers of a row at a time, and a dot product is computed as LANES partial sums. These
- * constant lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
+ * constant lengths let the compiler vectorise the loops. At the end of a row, missing columns are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* Values for one row of a merge: the share of each part in the row, and each part's dot product dout . out. `mean` is
- * the mean of these products, weighted by the shares. */
+/* Values for one row of a merge: each partial result's share of the row, and its dot product dout . out. `mean` is the
+ * mean of these products, weighted by the shares. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
@@ -57,7 +57,8 @@ static void find_shares(const attn_merge_plan *m, const attn_merge_row *row, str
     for (int p = 0; p < m->count; p++) w->share[p] = attn_merge_share(row, m->part_lse[p][row->lse_at]);
 }
 
-/* Merges columns [first, first + columns) of a row: adds up the outs of the parts, multiplied by their weights. */
+/* Merges columns [first, first + columns) of a row: adds up the outs of the partial results, each multiplied by its
+ * share. */
 static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, const struct weights *w, int64_t first,
                           int64_t columns)
 {
@@ -71,9 +72,8 @@ static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, c
     store(m->out.dtype, m->out.data, attn_at(&m->out, row->b, row->h, row->i) + first, sum, columns);
 }
 
-/* Adds the products of columns [first, first + columns) to the dot products dout . out of a row. There is one dot
- * product for each part. If gradients of the parts are wanted, the function also writes these columns of the gradients
- * dout_p. */
+/* For each partial result (part), adds the products of columns [first, first + columns) of a row to its dot product
+ * dout . out. If gradients of the parts are wanted, the function also writes these columns of the gradients dout_p. */
 static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w, int64_t first,
                          int64_t columns)
 {
@@ -92,8 +92,8 @@ static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, st
     }
 }
 
-/* For one row, computes dout . out of each part, and the mean of these products. The mean is weighted by each part's
- * share of the row (attn_merge_share()). */
+/* For one row, computes dout . out of each part (partial result), and the mean of these products, weighted by each
+ * part's share of the row (attn_merge_share()). */
 static void find_dots(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w)
 {
     for (int p = 0; p < m->count; p++) w->dot[p] = 0;
@@ -129,7 +129,7 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* this function writes dsinks only */
+    m.gradients = false; /* only dsinks is computed here, and no gradients of the parts */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -149,15 +149,15 @@ void attn_merge_all(const attn_merge_plan *m)
 
 struct expected {
     const attn_tensor *tensor;
-    int part; /* index of the part that has the tensor; -1: the tensor does not belong to a part */
-    /* the list of the request that has the part: "parts", or "gradients" for the gradients of the parts */
+    int part; /* index of the part (partial result) to which the tensor belongs; -1: it belongs to no part */
+    /* name of the request's list that contains the tensor: "parts", or "gradients" for the gradients of the parts */
     const char *of;
     const char *name; /* "lse" */
-    unsigned dtypes;  /* allowed dtypes: bits of attn_dtype */
+    unsigned dtypes;  /* set of the allowed dtypes: one bit for each attn_dtype */
     int rank;
     int64_t shape[ATTN_MAX_RANK];
-    const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages ("Sq") */
-    bool has_memory;                 /* true: the tensor must have memory, unless it has no elements */
+    const char *axes[ATTN_MAX_RANK]; /* names of the axes in messages, such as "Sq" */
+    bool has_memory;                 /* whether the tensor must have memory, unless it has no elements */
 };
 
 enum { NAME_BYTES = 24 };
@@ -185,7 +185,7 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
 {
     const attn_tensor *const t = e->tensor;
     const bool is_out = strstr(e->name, "out") != NULL;
-    /* the names of four axes take 32 bytes */
+    /* axes[] has enough room: the names of four axes take 32 bytes */
     char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64];
     int64_t bytes, elements;
     if ((unsigned)t->dtype >= ATTN_DTYPE_COUNT || !(e->dtypes >> t->dtype & 1)) {
@@ -218,19 +218,20 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
     return ATTN_OK;
 }
 
-/* attn_merge_plan stores only one set of strides for all parts. */
+/* Checks that a tensor of a part has the strides of the first part's tensor, because attn_merge_plan stores one set of
+ * strides for all parts. */
 static attn_status check_strides(const struct expected *e, const attn_tensor *first, attn_error *err)
 {
     if (memcmp(e->tensor->stride, first->stride, (size_t)first->rank * sizeof *first->stride) == 0) return ATTN_OK;
     return refuse(e, "", "must have the strides of the first part", err);
 }
 
-/* Sizes of a merge, taken from the first part, and their names in messages. */
+/* Sizes of a merge, taken from the first partial result, and the names of these sizes in messages. */
 struct shape {
     int rank;
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
-    bool has_memory; /* true: the merge is about to run, so each of its tensors must have memory */
+    bool has_memory; /* whether the merge is about to run, so that each of its tensors must have memory */
 };
 
 static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_error *err)

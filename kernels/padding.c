@@ -23,8 +23,8 @@ static void fill_lse(const attn_view *view, int64_t heads, int64_t b, int64_t fi
         for (int64_t row = first; row < end; row++) ((float *)view->data)[attn_at(view, b, h, row)] = -INFINITY;
 }
 
-/* Fills an output of an observe (statistics of probabilities) with the value for queries that see no key and for keys
- * that no query sees. */
+/* Fills one output tensor of an observe operation (statistics of attention probabilities) with the values that stand
+ * for "no key seen": -1 for indices, -infinity for maxima and lse, 0 for the rest. */
 static void fill_observed(const attn_tensor *t, attn_tensor_id id)
 {
     const int32_t no_key = -1;

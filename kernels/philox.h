@@ -19,7 +19,8 @@
 
 #include "dtype.h"
 
-/* In each round, words 0 and 2 are multiplied by their factors, and each half of the key grows by its step. */
+/* The constants of Philox. In each round, words 0 and 2 are multiplied by their factors, and each half of the key grows
+ * by its step. */
 #define ATTN_PHILOX_FACTOR0 0xd2511f53u
 #define ATTN_PHILOX_FACTOR2 0xcd9e8d57u
 #define ATTN_PHILOX_STEP0   0x9e3779b9u

@@ -4,7 +4,8 @@
 #include "kernels/axes.h"
 #include "kernels/tiles.h"
 
-/* Returns the r for which each query i sees keys up to i + r. The problem's window must be bounded on the right. */
+/* Returns the number r such that each query i sees the keys up to i + r. The problem's window must be bounded on the
+ * right. */
 static int64_t reach_of(const attn_problem *p, const attn_dims *d)
 {
     return (p->causal ? 0 : p->window_right) + (p->alignment == ATTN_TOP_LEFT ? 0 : d->Sk - d->Sq);
@@ -23,8 +24,8 @@ bool attn_queries_divide(const attn_problem *p)
     if (p->window_left >= 0) return false;
     if (!is_bounded(p)) return true;
     if (p->seqlens_k.rank && p->alignment != ATTN_TOP_LEFT) return false;
-    /* The parts have the same bits as the whole problem only if the window of every part is narrower than the keys:
-     * kernels use other code for wider windows. */
+    /* A part (some of the queries) gives the same bits as the whole problem only if the window of every part is
+     * narrower than the keys, because kernels use other code for wider windows. */
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 
@@ -64,7 +65,8 @@ bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id)
     return p->tensor[id].rank > 0 && attn_writes(p, id) && query_axis(p, id) < 0;
 }
 
-/* Returns the number of (query, key) pairs that the masks let through for the first `queries` queries of a head. */
+/* Returns how many (query, key) pairs the causal mask or the window leaves visible for the first `queries` queries of a
+ * head. */
 static int64_t pairs_of(const attn_problem *p, const attn_dims *d, int64_t queries)
 {
     return is_bounded(p) ? attn_clamped_sum(reach_of(p, d) + 1, queries, d->Sk) : queries * d->Sk;
@@ -79,7 +81,8 @@ bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double 
     if (units < count || all <= 0) return false;
     for (int n = 0; n < count; n++) {
         const double want = all * (n + 1) / count;
-        /* the largest end of range n, in units of ATTN_QUERY_UNIT queries, that leaves one unit for each later range */
+        /* the largest end that range n may have, in units of ATTN_QUERY_UNIT queries: each later range needs at least
+         * one unit */
         const int64_t last = units - (count - 1 - n);
         for (unit++; unit < last; unit++) {
             const int64_t here = unit * ATTN_QUERY_UNIT, next = here + ATTN_QUERY_UNIT;

@@ -1,12 +1,13 @@
-/* queries.h: makes a problem (a part) from some of the queries of another problem (the whole).
+/* queries.h: makes a problem (the part) from some of the queries of another problem (the whole).
  *
- * The part with queries `first` to `end` - 1 has views of the same memory and all keys. A causal mask lets query i see
- * the keys up to i plus a constant. In the part, query i has the number i - first, and a window to the right that is
- * wider by `first` lets it see the same keys (alignment: top left). All kernels compute such windows.
+ * The part has queries `first` to `end` - 1 and all keys, as views of the same memory. In the whole, a causal mask lets
+ * query i see the keys up to i plus a constant. In the part this query has the index i - first. The part therefore has
+ * a window to the right that is wider by `first` (alignment: top left), so each query sees the same keys. All kernels
+ * compute such windows.
  *
- * If one kernel computes the part and the whole problem, and `first` is a multiple of ATTN_QUERY_UNIT, the part's
- * out, lse and dq have the bits of the whole problem. For dq this holds only if the backward is deterministic.
- * Gradients that are sums over the queries are sums over the part alone (attn_is_sum_of_queries()). */
+ * If one kernel computes the part and the whole, and `first` is a multiple of ATTN_QUERY_UNIT, both give the same bits
+ * of out, lse and dq. For dq the backward must also be deterministic. Gradients that are sums over queries
+ * (attn_is_sum_of_queries()) are sums over the queries of the part only. */
 #ifndef ATTN_QUERIES_H
 #define ATTN_QUERIES_H
 
@@ -16,9 +17,9 @@
 extern "C" {
 #endif
 
-/* Every part begins at a multiple of this number of queries. It is a multiple of QUERY_TILE, because backwards add up
- * dq in tiles of so many queries, and of SPLIT_ROWS, because groups of so many rows of float32 numbers share an
- * exponent. */
+/* If a problem is divided by queries, each part begins at a multiple of this number of queries. The number is a
+ * multiple of QUERY_TILE, because backwards add up dq in tiles of QUERY_TILE queries. It is also a multiple of
+ * SPLIT_ROWS, because SPLIT_ROWS rows of float32 numbers share an exponent. */
 enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot if an option counts queries from
@@ -27,11 +28,12 @@ enum { ATTN_QUERY_UNIT = 128 };
  * more keys than there are. Problems that are packed or have pages cannot be divided either. */
 bool attn_queries_divide(const attn_problem *p);
 
-/* Makes the problem of queries `first` to `end` - 1 of a problem for which attn_queries_divide() is true. */
+/* Returns the problem that consists of queries `first` to `end` - 1 of *p. attn_queries_divide() must be true for
+ * *p. */
 attn_problem attn_queries_of(const attn_problem *p, int64_t first, int64_t end);
 
-/* Returns whether this tensor is an output of the problem, and its numbers are sums over all queries. This is true of
- * dk, dv, dsinks, and the gradient of a bias that all queries share. */
+/* Returns whether this tensor is an output of the problem whose numbers are sums over all queries. This is true of dk,
+ * dv, dsinks, and the gradient of a bias that all queries share. */
 bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id);
 
 /* Divides the queries into `count` ranges with about equally many visible (query, key) pairs. Range 0 begins at query

@@ -40,7 +40,6 @@ typedef struct attn_score_options attn_any_options;
 #define attn_tanh tanh
 #endif
 
-/* The score options of a problem. 0 means that the option is off. */
 #define X(name, id, least, most, rule, meaning) attn_option_value name;
 #ifdef __cplusplus
 template <typename attn_option_value> struct attn_score_options_as {

@@ -14,18 +14,18 @@ enum {
      * problem then takes up to three times as long as estimated. */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* finding a key in memory takes as long as reading KEY_NUMBERS elements (some 16 ns) */
+    /* cost of finding a key in memory, as a number of elements that can be read in the same time (some 16 ns) */
     KEY_NUMBERS = 16,
     /* largest number of elements of k that are read for all sampled rows together (about a millisecond of work). The
-     * first LEAST_ROWS rows are read even if they exceed this limit */
+     * first LEAST_ROWS rows are read even if they exceed this limit. */
     NUMBERS = 1 << 19,
     /* largest number of elements of k that are read for one row. If the row's keys have more, only evenly spaced keys
      * are read, beginning with a random key. */
     ROW_NUMBERS = 1 << 19,
     /* largest number of keys that are tested for one row if only their bias and slopes are read, and not k */
     ROW_KEYS = 1 << 16,
-    /* smallest number of queries in a tile of any kernel. Kernels decide by the largest number of q in a row's tile
-     * whether the row may have huge scores. */
+    /* The number of queries in the smallest tile of any kernel. A kernel decides for a whole tile whether its rows may
+     * have huge scores, by the largest absolute value of q in the tile. */
     TILE = 64,
 };
 
@@ -34,12 +34,13 @@ struct look {
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* A row is slow to compute if D * scale * largest |q| * largest |k| reaches this number
-     * (attn_strange_limits.bound_from); infinite: no row can */
+    /* A row is slow to compute if D * scale * largest |q| * largest |k| is at least this number
+     * (attn_strange_limits.bound_from). Infinity: no row is slow for this reason. */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
-    /* true: `bound` is so small that only bias and slopes can make a row's scores exceed the range of float32 */
+    /* whether q . k need not be computed, because it is so small that only bias and slopes can make a row's scores
+     * exceed the range of float32 */
     bool bounded;
 };
 
@@ -103,7 +104,7 @@ static double most_of(const attn_tensor *t)
     const int64_t element = (int64_t)attn_dtype_bytes(t->dtype), columns = t->shape[t->rank - 1];
     const int64_t outer = t->rank == 4 ? t->shape[0] : 1, rows = t->shape[t->rank - 3], heads = t->shape[t->rank - 2];
     const int64_t *stride = t->stride + t->rank - 3;
-    /* true: the heads of one row, or the rows of one head, are contiguous in memory */
+    /* whether the last two axes of the tensor are contiguous in memory, so that one call reads both */
     const bool together = stride[1] == columns;
     uint32_t most = 0, bits;
     for (int64_t a = 0; a < outer; a++)
@@ -149,9 +150,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Computes bounds on the products of q and k, first from the largest number that each dtype has. If these bounds are
- * too large, the function uses the largest elements of q and k instead. Sets the members of *look that depend on the
- * bounds. */
+/* Computes an upper bound on |scale * q . k|, first from the largest number that each dtype has. If this bound is too
+ * large, the largest elements of q and k are used instead. Sets the members of *look that depend on the bound. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -165,7 +165,7 @@ static void bound_products(struct look *look, const attn_strange_limits *limits,
     look->bounded = look->bound < look->most / 2 && !look->gradients;
 }
 
-/* ---- Which kind a row is ----------------------------------------------------------------------------------------- */
+/* ---- Deciding whether a row is ordinary, cheap or costly --------------------------------------------------------- */
 
 static const void *at(const attn_view *view, const struct row *row, int64_t h, int64_t line)
 {
@@ -190,8 +190,8 @@ static bool sees(const struct look *look, const struct row *row, int64_t j)
     return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
 }
 
-/* Returns the row's score of key j before bias and slopes. Returns NaN where q . k exceeds the range of float32,
- * because float32 kernels cannot compute such a score. */
+/* Returns the row's score of key j before bias and ALiBi slopes are added. Returns NaN where q . k exceeds the range of
+ * float32, because float32 kernels cannot compute such a score. */
 static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -247,8 +247,8 @@ static const char *key_line(const struct look *look, const struct row *row, cons
     return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Returns whether the row of a float32 problem may have scores of look->bound_from or more. The estimate uses the
- * largest number of q near the row and the largest number of k among the keys that the row sees. */
+/* Returns whether a row of a float32 problem may have scores of look->bound_from or more. The estimate is D * scale,
+ * times the largest |q| in the row's tile, times the largest |k| of the keys that the row sees. */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];
@@ -294,8 +294,8 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Returns whether the row is ordinary, cheap or costly (strange.h) by the scores of its keys. If it has many keys, only
- * some are read. */
+/* Classifies a row by the scores of its keys as ordinary, cheap or costly to compute (explained in strange.h). If the
+ * row has many keys, only a sample of them is read. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -372,7 +372,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    /* `count` rows are read: one row of each of `count` groups of equal size */
+    /* reads one row of each of `count` groups of rows, which have equal sizes */
     for (int64_t n = 0; n < count; n++) {
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
@@ -394,7 +394,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    /* an observe (statistics of probabilities) has no v, so no sum of values can overflow there */
+    /* an observe operation (statistics of probabilities) has no v, so no sum of values can overflow there */
     double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0;
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);

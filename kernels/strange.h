@@ -5,7 +5,7 @@
 
 #include "kernels/attention.h"
 
-/* Shares of a problem's (query, key, head) triples that lie in strange rows (rows whose numbers exceed the range of
+/* Shares of a problem's (query, key, head) triples that belong to strange rows (rows whose numbers exceed the range of
  * float32).
  *   cheap    rows that kernels compute nearly as fast as rows within range. Either all scores of the row equal one bias
  *            (from a mask that has the most negative number in place of -inf), or the scores are so large that kernels
@@ -20,7 +20,7 @@ typedef struct attn_strange {
  * `cheap_from` or more, the row is cheap (computed nearly as fast as an ordinary row). Each of two things makes a row
  * costly (slow), however large its scores are:
  *
- *   bound_from  float32 only: the product of D, the scale, the largest |q| near the row and the largest |k| of the
+ *   bound_from  float32 only: the product of D, the scale, the largest |q| in the row's tile and the largest |k| of the
  *               row's keys reaches this bound; 0: no bound
  *   gradients   the row's scores are cheap, but dq of the backward exceeds the range of float32, because it grows with
  *               the scale */

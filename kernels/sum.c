@@ -1,5 +1,5 @@
-/* sum.c: computes attn_sum_parts() on the host. It adds up float32 numbers of several parts in the order of the
- * parts. */
+/* sum.c: attn_sum_parts() on the host. It adds up several float32 arrays element by element, in the order of the
+ * arrays. */
 #include "attention.h"
 #include "backend.h"
 #include "dtype.h"

@@ -26,9 +26,9 @@
  * factor of e. A backward that gets such a large lse computes lse from the scores instead. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* If a row sees only one key, its lse must be the key's score. The two numbers count as equal if they differ by at most
- * this share of lse. Rounding in float32 may make them differ: by up to 3e-7 of their value in the forward, by half a
- * unit in the last place when lse is stored, and by as much again when the backward computes the score. */
+/* The largest difference, as a share of lse, at which the lse of a row counts as equal to the score of the only key
+ * that the row sees. Rounding in float32 makes them differ: by up to 3e-7 of their value in the forward, by half a unit
+ * in the last place when lse is stored, and by as much again when the backward computes the score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -40,8 +40,8 @@ ATTN_HD int64_t attn_max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Returns the number that dropout uses for query head h of batch row b (philox.h). H is the problem's number of query
- * heads. */
+/* Returns the head index that the random generator of dropout (philox.h) uses for query head h of batch row b: b * H +
+ * h. If `p` is a part of a problem, the indices of the whole problem count. H is the number of query heads of `p`. */
 static inline int64_t attn_dropout_head(const attn_problem *p, int64_t H, int64_t b, int64_t h)
 {
     return p->dropout_first + b * (p->dropout_heads ? p->dropout_heads : H) + h;
@@ -71,8 +71,7 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
 }
 
 /* Returns the offset, in elements, of a key's row in k or v, with or without pages (attn_at() is for the other
- * tensors). `line` is k_start + j for key j of the sequence. Only attn_key_at() and attn_keys_in_a_row() use
- * page_table. */
+ * tensors). `line` is k_start + j for key j of the sequence. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
@@ -109,12 +108,12 @@ extern "C"
 /* ---- The lengths of sequences ------------------------------------------------------------------------------------ */
 
 typedef struct attn_sequence {
-    int64_t q_start, k_start; /* index of the sequence's first row in q and in k; 0 unless packed */
+    int64_t q_start, k_start; /* index of the sequence's first row in q and in k; 0 in a tensor that is not packed */
     int64_t Sq, Sk;
 } attn_sequence;
 
-/* Returns where sequence b starts and its lengths. It reads cu_seqlens or seqlens, so call it where that memory can be
- * read. */
+/* Returns where sequence b begins and its lengths. It reads cu_seqlens or seqlens, so call it on the host or device
+ * that can read their memory. */
 ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
 {
     attn_sequence s;
@@ -125,8 +124,8 @@ ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
     return s;
 }
 
-/* Returns how many rows sequence b has, padding included. It reads `cu` (cu_seqlens), so call it where that memory can
- * be read. */
+/* Returns how many rows sequence b has, padding included. It reads `cu` (cu_seqlens), so call it on the host or device
+ * that can read this memory. */
 ATTN_HD int64_t attn_room_of(const int32_t *cu, int64_t all, int64_t b)
 {
     return cu ? cu[b + 1] - cu[b] : all;
@@ -152,8 +151,8 @@ ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
     return g->top_left ? 0 : s->Sk - s->Sq;
 }
 
-/* Returns the keys that causal, window and lengths let query i see: i' - left <= j <= i' + right, inside [0, Sk). Both
- * ends grow with i. */
+/* Returns the range of keys j that causal, window and lengths let query i see: i' - left <= j <= i' + right and 0 <= j
+ * < Sk, where i' = i + attn_align(). Neither end of the range decreases when i grows. */
 ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, int64_t i)
 {
     const int64_t aligned = i + attn_align(g, s);
@@ -163,7 +162,7 @@ ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, 
     return keys;
 }
 
-/* Returns the queries inside [0, Sq) that may see key j by causal, window and lengths. */
+/* Returns the range of queries, inside [0, Sq), that may see key j under causal, window and lengths. */
 ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, int64_t j)
 {
     const int64_t aligned = j - attn_align(g, s);
@@ -197,10 +196,10 @@ ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequ
 /* Returns the sum over i in [0, count) of clamp(i + first, 0, limit), in closed form. */
 ATTN_HD int64_t attn_clamped_sum(int64_t first, int64_t count, int64_t limit)
 {
-    const int64_t rise = attn_clamp64(-first, 0, count); /* the terms of the sum before index `rise` are 0 */
-    /* the terms of the sum from index `full` on are `limit` */
+    const int64_t rise = attn_clamp64(-first, 0, count); /* all terms of the sum with an index below `rise` are 0 */
+    /* the terms of the sum from index `full` on are equal to `limit` */
     const int64_t full = attn_clamp64(limit - first, rise, count);
-    /* the n terms from index `rise` to `full` - 1 are start, start + 1, ... */
+    /* the n terms with indices `rise` to `full` - 1 are start, start + 1, ... */
     const int64_t n = full - rise, start = first + rise;
     return n * start + (n > 0 ? (n % 2 ? n * ((n - 1) / 2) : n / 2 * (n - 1)) : 0) + (count - full) * limit;
 }
@@ -246,7 +245,7 @@ ATTN_HD bool attn_mask_hides(attn_mask m, int64_t i)
     return (i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute);
 }
 
-/* The smallest and the largest bounds of several keys (FlashMask). */
+/* The smallest and the largest FlashMask bounds of several keys. */
 typedef struct attn_mask_extremes {
     attn_mask min, max;
 } attn_mask_extremes;

@@ -1,20 +1,20 @@
-/* verify_lse.c: does the lse that a backward or an observe is given belong to its scores?
+/* verify_lse.c: checks whether the lse that a client sends with a backward or an observe belongs to its scores.
  *
- * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong results and causes no error. The P of a row
- * sum to 1, or to less if k is a part of the keys and lse is that of all keys (ring attention). Therefore a few rows
- * are summed in double, and the lse is refused in two cases:
+ * Kernels compute P = exp(z - lse). An lse in base 2, or of other scores, gives wrong results and causes no error. The
+ * P of a row sum to 1. They sum to less if k has only a part of the keys and lse is that of all keys (ring attention).
+ * Therefore a few rows are summed in double, and the lse is refused in two cases:
  *
  *   1. the P of a row, with the P of the sink, sum to more than 1;
  *   2. one conversion makes the lse of every row correct: lse was computed in base 2, with another scale, or without a
  *      mask. The message names the conversion.
  *
  * The lse of a part of the keys might look like case 2 by chance. At least ENOUGH_ROWS rows must therefore fit the
- * conversion, no row may contradict it, and what it adds to lse must differ between rows by more than 2 APART
- * tolerances. (Where all scores are equal, it does not differ.)
+ * conversion, and no row may contradict it. A conversion adds a number to each row's lse. These numbers must differ
+ * between rows by more than 2 APART tolerances.
  *
- * Tolerances of lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k later. u
- * = 2^-10 (bfloat16: 2^-8, float8: 2^-3) is the relative error of a product whose two factors were rounded. size =
- * |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes, weighted by P.
+ * Tolerances of lse. The client may have rounded q and k after it computed lse. u = 2^-10 (bfloat16: 2^-8, float8:
+ * 2^-3) is the relative error of a product whose two factors were rounded. The size of a key is |scale| sqrt(sum_d (q_d
+ * k_d)^2). The size of a row is the mean of its keys' sizes, weighted by P.
  *   refused as more than 1    2^-9  + u sqrt(D) size, if all D errors have the same sign; u is at least 2^-8 here
  *   taken for equal           2^-10 + u size, if errors are independent, as they nearly always are
  * To both tolerances, 2^-21 of lse is added, because lse is a float32 that was summed from other numbers. With softcap,
@@ -37,21 +37,20 @@ enum {
     ROWS_SHARE = 128,
     /* a conversion (such as base 2) counts as found if the lse of at least this many rows fit it */
     ENOUGH_ROWS = 4,
-    KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this number of multiply-adds */
+    KEY_MULTIPLY_ADDS = 32 /* cost of the exponential and the masks for one key, in multiply-adds */
 };
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. A
- * conversion (such as to base 2) adds a number to the lse of each row; for two rows these numbers count as different
- * beyond 2 APART tolerances. */
+/* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. If two
+ * rows are compared by such differences, the limit is twice as large. */
 #define APART 4
 
 /* ---- The variants: options that a client may have left out ------------------------------------------------------- */
 
-/* The variants of the scores. Each row of the table has words for one way in which the client may have computed lse,
- * and the options that the client may have left out. Whether lse is in base 2 is judged by the scores of the table's
- * first row. */
+/* The ways in which the client may have computed lse (variants). Each row of the table has words for messages, and the
+ * options that the client may have left out. The first row leaves out nothing. Its scores also show whether lse is in
+ * base 2. */
 static const struct {
     const char *with;
     unsigned without;
@@ -123,7 +122,8 @@ static uint64_t hash_of(const attn_geometry *g)
     return state;
 }
 
-/* Returns the row with number `index`, counted query by query, then head by head, then batch row by batch row. */
+/* Returns the row with number `index`. Rows are numbered by batch row, then by head, then by query, so the queries of
+ * one head follow each other. */
 static attn_lse_row row_at(const attn_geometry *g, int64_t index)
 {
     const attn_dims *const d = &g->dims;
@@ -142,8 +142,8 @@ static attn_lse_row row_at(const attn_geometry *g, int64_t index)
     return row;
 }
 
-/* Returns how many multiply-adds the sum over a row's keys takes. `whole`: keys that causal and window hide count
- * too. */
+/* Returns the cost in multiply-adds of computing the lse of a row. If `whole` is true, keys that causal and window hide
+ * count too. */
 static int64_t cost_of(const attn_geometry *g, const attn_lse_row *row, bool whole)
 {
     const attn_sequence s = attn_sequence_of(g, row->b);
@@ -164,7 +164,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* past the sequence's end: take another query of the sequence */
+        row.i %= s.Sq; /* if the row is past the sequence's end, another query of the sequence is taken */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -196,8 +196,8 @@ struct reader {
 /* number of elements that an inner loop computes; its fixed length lets the compiler vectorise the loop */
 enum { AT_ONCE = 8 };
 
-/* Converts a float16 to float without branches. Its bits, moved to where float32 has exponent and fraction, are the
- * number times 2^-112; that holds for subnormals too. */
+/* Converts a float16 to float32 without branches. Its bits, shifted to where float32 has exponent and fraction, are a
+ * float32 that is the number times 2^-112. This holds for subnormals too. */
 static float widen_half(uint16_t bits)
 {
     const uint32_t magnitude = bits & 0x7fffu, infinite = magnitude >= 0x7c00u ? 0x7f800000u : 0;
@@ -254,8 +254,8 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by each variant of the scores (way to compute them) whose bit is set in `which`, and writes the
- * resulting lse to found[]. The entries of all other variants become NaN. */
+/* Computes the lse of one row by each variant (way to compute the scores) whose bit is set in `which`, and writes it to
+ * found[]. The entries of all other variants become NaN. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -309,8 +309,9 @@ static double unit_of(const attn_problem *p)
     return p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10;
 }
 
-/* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward
- * is: in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding. */
+/* Returns how far the given lse of a row may be from a computed one: `loose` before it is refused as too small, `tight`
+ * to count as equal. `loose` allows for a client that computes lse from q and k rounded to bfloat16, and sends q and k
+ * as they were before rounding. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);
@@ -327,9 +328,9 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS
- * stands for base 2. It returns NOTHING if this row cannot decide. *apart becomes the difference between the lse by
- * variant v and the lse by the options as given. */
+/* Returns YES if the row's lse is the one that variant v (a way to compute the scores) gives, NO if it is not, and
+ * NOTHING if this row cannot decide. v == ATTN_LSE_VARIANTS stands for an lse in base 2. *apart becomes the difference
+ * between the lse by variant v and the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -351,7 +352,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* variant 0 (the options as given) cannot explain a wrong lse; base 2 takes its place */
+        /* variant 0 (the options as given) cannot explain a wrong lse, so n == 0 stands for base 2 */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;

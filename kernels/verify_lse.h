@@ -13,7 +13,7 @@
 #include "score.h"
 #include "tiles.h"
 
-/* Options that a client may have left out when it computed lse, one bit each. */
+/* The options that a client may have left out when it computed lse: one bit each. */
 enum lse_part {
     /* LSE_PLACES stands for causal and window, the masks that depend on the positions of query and key */
     LSE_PLACES = 1,
@@ -26,15 +26,17 @@ enum lse_part {
     LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
 };
 
-/* One variant of the scores: scores with the options as given, with some of them left out, or with another scale. */
+/* One way in which a client may have computed the scores: with the options as given, with some of them left out, or
+ * with another scale. */
 typedef struct lse_variant {
     double scale;
-    unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
-    bool applies;     /* true: this variant is used, because it is list[0] or its scores differ from those of list[0] */
+    unsigned without; /* set of the options that this variant leaves out: bits of enum lse_part */
+    bool applies;     /* whether this variant is tested; it is not if an earlier variant gives the same scores */
 } lse_variant;
 
 typedef struct lse_variants {
-    /* the ways in which the client may have computed lse; list[0] is with all options as given */
+    /* The ways in which the client may have computed lse. list[0] is the correct way, which leaves out no option of the
+     * problem. */
     lse_variant list[ATTN_LSE_VARIANTS];
 } lse_variants;
 
@@ -50,8 +52,8 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds `other` to *s. Both are sums over keys of the same row, but over different keys. Infinite numbers and NaN make
- * the whole sum NaN; an empty sum adds nothing. */
+/* Adds `other` to *s. Both are sums of exponentials of one row, over different keys. Infinite numbers and NaN make the
+ * whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;
@@ -81,7 +83,7 @@ ATTN_HD double lse_size_of(const lse_sum *s)
     return s->sum > 0 ? s->size / s->sum : 0;
 }
 
-/* Returns whether query i of head h of sequence b sees key j, if the options `without` are left out. */
+/* Returns whether the masks let the query of `row` see key j. Masks in the set `without` are ignored. */
 ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn_lse_row *row, int64_t j,
                       unsigned without)
 {
@@ -116,7 +118,7 @@ ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
            (k->data ? attn_load(k->dtype, k->data, attn_at(k, row->b, hk, 0)) : 1);
 }
 
-/* Returns the score z of a visible pair, from q . k. */
+/* Returns the score z of a visible (query, key) pair from `dot` (q . k), computed as `variant` says. */
 ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *options, const attn_sequence *s,
                          const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)
 {
@@ -129,7 +131,7 @@ ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *optio
     if (slopes->data && !(variant->without & LSE_ALIBI))
         z -= attn_load(slopes->dtype, slopes->data, attn_at(slopes, row->b, row->h, 0)) *
              fabs((double)(row->i + s->Sk - s->Sq - j));
-    /* a NaN is returned as NaN */
+    /* a NaN makes both comparisons false, and is returned */
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
@@ -150,8 +152,8 @@ extern "C" {
 /* Returns the ways (variants) in which the client of a checked problem may have computed lse. The function reads no
  * memory of tensors. */
 lse_variants lse_variants_of(const attn_problem *p);
-/* Sums the rows in `look` by all variants of the scores and writes the sums to `found`, all in host memory. The fake
- * device calls it in place of a GPU's kernel. */
+/* For each row in `look` and each variant (way to compute the scores), computes lse and writes it to `found`. All
+ * memory is on the host. The fake device of tests calls this function in place of a GPU's kernel. */
 void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
 /* base64.c: decodes and encodes base64 streams, and chooses the SIMD variant. The end of a piece of text may split a
- * group of four characters. step() decodes the characters of split groups, and the variant's decode() the whole groups
- * between them.
+ * group of four characters. step() decodes the characters of split groups. The SIMD variant's decode() decodes the
+ * whole groups between them.
  *
- * step() alone decides which text is legal. A character that it refuses is not consumed and changes nothing. The offset
- * of an error is the length of the longest prefix of the text that could be continued to a legal text.
+ * step() alone decides which text is legal. A character that step() refuses is not consumed and changes nothing. The
+ * offset of an error is the length of the longest prefix of the text that could be continued to a legal text.
  *
  * While a group is not complete, its first `held` characters are in `bits`. After padding, `ended` stays set; `held` is
  * then 3 if one more '=' must follow, and 0 if the text is complete. */
@@ -19,7 +19,7 @@
 struct variant {
     const char *name;
     bool (*runs_here)(void);
-    /* decoder for streams of at least LARGE characters; NULL: `decode` is used for all streams */
+    /* decode_large: decoder for streams of at least LARGE characters; NULL: `decode` is used for all streams */
     base64_decode_groups *decode, *decode_large;
     base64_encode_groups *encode;
 };
@@ -30,8 +30,7 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* The functions below tell whether the processor has an instruction set and the operating system saves its
- * registers. */
+/* The has_ functions return whether the processor has an instruction set whose registers the operating system saves. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -44,7 +43,7 @@ static bool has_avx512(void)
 }
 #endif
 
-/* The fastest variant is first. The last one runs on every processor. */
+/* The variants of the codec, the fastest first. The last one runs on every processor. */
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
@@ -66,7 +65,8 @@ static const struct variant *best(void)
     return v;
 }
 
-/* NULL until the first use. Threads that choose it at the same time choose the same variant, so no lock is needed. */
+/* The variant in use; NULL until the first use. Threads that choose it at the same time choose the same variant, so no
+ * lock is needed. */
 static _Atomic(const struct variant *) chosen;
 
 static const struct variant *variant(void)

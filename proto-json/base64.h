@@ -20,12 +20,13 @@
 #include <stdint.h>
 
 /* The state of decoding a stream whose text arrives in pieces of any size; it begins as { 0 }. After a call that
- * stopped at a character, the caller may pass another character instead of it. */
+ * stopped at a character, the caller may pass another character in its place, such as the one that a JSON escape stands
+ * for. */
 typedef struct base64_decoder {
-    uint32_t bits; /* bits of the unfinished group of four characters, 6 for each character read so far */
+    uint32_t bits; /* the bits decoded from an unfinished group of four characters: 6 for each character read so far */
     /* number of characters (0 to 3) read of the unfinished group; the first of two '=' counts too */
     int held;
-    bool ended; /* true: a '=' was read, so the text must end */
+    bool ended; /* whether a '=' was read, so that the text must end */
     uint64_t offset;
 } base64_decoder;
 
@@ -52,8 +53,8 @@ bool base64_finish(const base64_decoder *decoder);
 const char *base64_reason(const base64_decoder *decoder, char found);
 
 enum { BASE64_HEAD = 8 };
-/* Writes the first characters of the decoded text (at most BASE64_HEAD) and a NUL, by encoding `bytes`, the `count`
- * bytes that the decoder has written. */
+/* Recovers the first characters of the text that the decoder has read: it encodes `bytes`, the `count` bytes that the
+ * decoder has written. Writes at most BASE64_HEAD characters and a NUL. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* The length in characters of the base64 text for `bytes` bytes. */

@@ -5,10 +5,10 @@
  *     hi 2: '+' (lo B), '/' (lo F)    hi 3: '0'-'9' (lo 0-9)    hi 4, 6: letters (lo 1-F)    hi 5, 7: letters (lo 0-A)
  *
  * Each kind of hi has a bit. A table has an entry for each lo: the bits of the kinds of hi with which this lo cannot
- * occur. If the entry includes the bit of the character's hi, the character is outside the alphabet. The difference
- * between a character and its six bits depends on hi alone, except for '/', which uses row 1 of the table: no character
- * of the alphabet has hi = 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb
- * bbbbcccc ccdddddd, and shuffles close the gaps.
+ * occur. If the entry includes the bit of the character's hi, the character is outside the alphabet. A second table
+ * has, for each hi, the difference between a character and its six bits. Only '/' needs another difference than other
+ * characters of its hi. It uses entry 1, because no character of the alphabet has hi = 1. Two multiply-adds then join
+ * the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb bbbbcccc ccdddddd, and shuffles close the gaps.
  *
  * Encoding does the reverse. A shuffle copies bytes so that each 16-bit half of 32 bits holds two sextets. Two
  * multiplications shift them into place, and a table of 16 differences turns them into letters.
@@ -34,19 +34,24 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        /* entry for characters whose lower 4 bits are 0: the alphabet has 0 P p, but no + or / and no letter A-O a-o */
+        /* entry for characters whose lower 4 bits are 0: of the alphabet only 0 P p have these bits, so '+', '/' and
+         * A-O a-o are excluded */
         NEVER | PLUS_SLASH | AO_ao,
-        /* entries for characters whose lower 4 bits are 1 to 9: the alphabet has digits and letters, but no + or / */
+        /* entries for characters whose lower 4 bits are 1 to 9: of the alphabet digits and letters have these bits, and
+         * '+' and '/' are excluded */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        /* entry for characters whose lower 4 bits are A: the alphabet has J Z j z, but no + or / and no digit */
+        /* entry for characters whose lower 4 bits are A: of the alphabet only J Z j z have these bits, so digits, '+'
+         * and '/' are excluded */
         NEVER | PLUS_SLASH | DIGITS,
-        /* entry for characters whose lower 4 bits are B: the alphabet has + K k, but no digit and no letter P-Z p-z */
+        /* entry for characters whose lower 4 bits are B: of the alphabet only + K k have these bits, so digits and P-Z
+         * p-z are excluded */
         NEVER | DIGITS | PZ_pz,
-        /* entries for characters whose lower 4 bits are C to E: the alphabet has L M N l m n, but no + or /, no digit
-         * and no letter P-Z p-z */
+        /* entries for characters whose lower 4 bits are C to E: of the alphabet only L M N l m n have these bits, so
+         * digits, '+', '/' and P-Z p-z are excluded */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        /* entry for characters whose lower 4 bits are F: the alphabet has / O o, but no digit and no letter P-Z p-z */
+        /* entry for characters whose lower 4 bits are F: of the alphabet only / O o have these bits, so digits and P-Z
+         * p-z are excluded */
         NEVER | DIGITS | PZ_pz);
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
@@ -55,18 +60,18 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* Each byte of `slash` is -1 where the character is '/', and otherwise 0. Adding it to `hi` gives '/' table entry
-     * 1, which no other character of the alphabet uses. */
+    /* Each byte of `slash` is -1 where the character is '/', and otherwise 0. For '/', hi + slash is 1, a table entry
+     * that no other character of the alphabet uses. */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
-/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. */
+/* Joins each four of 32 sextets (6-bit numbers, one in each byte) to three bytes, which gives 24 bytes. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
     __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140));
-    /* two neighbouring pairs ab and cd (12 bits each) become ab * 4096 + cd */
+    /* two neighbouring numbers p and q of 12 bits each become p * 4096 + q, which has 24 bits */
     __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));
     __m256i close = TWICE(2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, -1, -1, -1, -1);
     return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(fours, close), places);
@@ -85,7 +90,8 @@ static inline void store(void *to, __m256i v)
 size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t done = 0;
-    /* Tests four vectors at once. If one has a character outside the alphabet, the loop below finds it. */
+    /* Decodes several vectors of text per iteration, with one test for all of them. If a vector has a character outside
+     * the alphabet, this loop ends, and the loop below finds the character. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m256i s[UNROLL], f[UNROLL];
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
@@ -103,7 +109,7 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 24 bytes each, and stores the 96 bytes as three whole vectors of 32
+/* Decodes four vectors of text at a time. Each gives 24 bytes, and the 96 bytes are stored as three whole vectors of 32
  * bytes. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
@@ -118,8 +124,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        /* The four results a, b, c and d are stored as three vectors, in units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 |
-         * c2 d0 d1 d2. */
+        /* The four results a, b, c and d have 24 bytes each. They are stored as three vectors of four 8-byte units: a0
+         * a1 a2 b0 | b1 b2 c0 c1 | c2 d0 d1 d2. */
         __m256i a = joined(s[0], _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
         __m256i b = joined(s[1], _mm256_setr_epi32(2, 4, 5, 6, 3, 7, 0, 1));
         __m256i c = joined(s[2], _mm256_setr_epi32(5, 6, 3, 7, 0, 1, 2, 4));
@@ -144,7 +150,7 @@ static inline __m256i letters(__m256i bytes)
                                      _mm256_set1_epi32(0x01000010));
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
-    /* Row 0 of this table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. */
+    /* Entry 0 of this table is for A-Z, entry 1 for a-z, entries 2 to 11 for 0-9, entry 12 for +, entry 13 for /. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));

@@ -18,7 +18,8 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The loops prefetch the output's memory, AHEAD bytes ahead: it may still be in the cache of another core. */
+/* The loops prefetch the output AHEAD bytes before they write it, because its cache lines may be in another core's
+ * cache. */
 enum { AHEAD = 2048, LINE = 64 };
 
 /* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */
@@ -45,7 +46,7 @@ static const char letter_of[65]
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
 static const uint8_t close_gaps[96] __attribute__((aligned(64))) = { CLOSE8(0), CLOSE8(8), CLOSE8(16), CLOSE8(24) };
 
-/* Byte numbers for the permutation of encoding. Each three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1. In these 32
+/* Byte indices for the permutation of encoding. Each three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1. In these 32
  * bits every sextet (6 bits) is contiguous. */
 #define DEAL(i) 3 * (i) + 1, 3 * (i), 3 * (i) + 2, 3 * (i) + 1
 static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
@@ -53,12 +54,12 @@ static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
     DEAL(8), DEAL(9), DEAL(10), DEAL(11), DEAL(12), DEAL(13), DEAL(14), DEAL(15),
 };
 
-/* Joins 64 sextets (6-bit values, one in each byte) to sixteen times 24 bits, each in the low end of 32 bits. */
+/* Joins each group of four sextets (6-bit values, one in each byte) to 24 bits, in the low end of 32 bits. */
 static inline __m512i joined(__m512i sextets)
 {
     /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
     __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140));
-    /* two neighbouring pairs ab and cd (12 bits each) become ab * 4096 + cd */
+    /* two neighbouring numbers p and q of 12 bits each become p * 4096 + q, which has 24 bits */
     return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));
 }
 
@@ -71,7 +72,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
     size_t done = 0;
-    /* Tests four vectors at once. If one has a character outside the alphabet, the loop below finds it. */
+    /* Decodes several vectors of text per iteration, with one test for all of them. If a vector has a character outside
+     * the alphabet, this loop ends, and the loop below finds the character. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m512i s[UNROLL], any = _mm512_setzero_si512();
         for (int i = 0; i < UNROLL; i++) {
@@ -99,8 +101,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Decodes four vectors of text at a time to 48 bytes each, and stores the 192 bytes as three whole vectors of 64
- * bytes. */
+/* Decodes four vectors of text at a time. Each gives 48 bytes, and the 192 bytes are stored as three whole vectors of
+ * 64 bytes. */
 size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
@@ -131,8 +133,8 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 
 static inline __m512i letters(__m512i bytes)
 {
-    /* the first bit of each of eight sextets (6-bit values) in 64 bits: 10 4 22 16, 42 36 54 48 (the lowest byte
-     * first) */
+    /* in each 64 bits, the positions at which eight sextets (6-bit values) begin: 10 4 22 16, 42 36 54 48 (the lowest
+     * byte first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
     /* the upper two bits of each byte need not be cleared, because the lookup below ignores them */

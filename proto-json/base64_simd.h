@@ -1,7 +1,7 @@
 /* base64_simd.h: the two loops that each SIMD variant provides to base64.c. Private to the base64*.c files.
  *
- * A variant may stop before any group, and step() handles what the variant leaves. So a variant can be slow, but it
- * cannot accept bad text. */
+ * A variant may stop before any group of four characters, and step() of base64.c decodes the next group. A variant that
+ * stops too often is slow, but its results are correct. */
 #ifndef BASE64_SIMD_H
 #define BASE64_SIMD_H
 
@@ -25,15 +25,16 @@ extern const uint8_t base64_sextet[256];
 
 base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
-/* base64_decode_groups for streams larger than the caches. They write whole cache lines with stores that bypass the
- * caches, because an ordinary store would first read the line. Other threads see the bytes when the call returns. */
+/* Variants of base64_decode_groups for streams larger than the caches. They write whole cache lines with stores that
+ * bypass the caches, because an ordinary store would first read the line. Other threads see the bytes when the call
+ * returns. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 
 enum { BASE64_LINE = 64 };
 
-/* Returns how many characters must be decoded before `out` reaches the beginning of a 64-byte cache line. 43 groups of
- * four characters give 129 = 2 * 64 + 1 bytes, so they move `out` by one byte within a line. */
+/* Returns how many characters must be decoded before `out` reaches the beginning of a 64-byte cache line. Each 43
+ * groups of four characters give 129 = 2 * 64 + 1 bytes, so they move `out` by one byte relative to the lines. */
 static inline size_t base64_chars_to_line(const uint8_t *out)
 {
     return (BASE64_LINE - (uintptr_t)out % BASE64_LINE) * 43 % BASE64_LINE * 4;

@@ -19,11 +19,11 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    /* Offset of the value in the struct that read_body() fills. With TYPE_SCALES, the value is a float * followed by an
-     * int, the number of scales. */
+    /* Offset of the value in the struct that read_body() fills. A value of TYPE_SCALES takes two neighbouring members:
+     * a float * to the scales, and an int with their number. */
     size_t offset;
     int64_t minimum, maximum;
-    /* the rule for the value, as messages state it; NULL: messages state `minimum` and `maximum` */
+    /* what messages say about the allowed values; NULL: they name `minimum` and `maximum` */
     const char *rule;
 };
 
@@ -51,7 +51,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* key of suggestions.c for hints about unknown members; "": there are no hints */
+    /* where suggestions.c looks for a member similar to an unknown one; "": nowhere */
     const char *place;
     const char *listed;
 };
@@ -77,8 +77,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, parse_value_suggestion(value));
 }
 
-/* Reads an array of numbers, or a single number for all heads. For a single number *count stays 0, because the number
- * of heads may not be known yet. */
+/* Reads the scales of a cache: an array with one number for each head, or a single number for all heads. For a single
+ * number *count stays 0, because the number of heads may not be known yet. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
     const bool single = tree_number(value) != NULL;

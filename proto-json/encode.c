@@ -29,7 +29,7 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 struct piece {
     const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: the piece is text */
     encode_as as;
-    size_t offset; /* offset in bytes of the text of this piece in the encoder's buffer */
+    size_t offset; /* where the text of this piece begins in the encoder's buffer, in bytes */
     uint64_t length;
 };
 
@@ -57,12 +57,12 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    uint64_t length; /* number of bytes in the first `measured` pieces */
+    uint64_t length; /* number of bytes in the first `measured` pieces of the answer */
     size_t measured;
     int64_t measured_element;
 
     size_t piece;
-    uint64_t taken; /* number of bytes of piece number `piece` that have been read */
+    uint64_t taken; /* number of bytes of piece number `piece` of the answer that have been read */
     uint64_t read;
     int64_t element;
     struct token token;
@@ -111,7 +111,7 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
     else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
     end_text(e);
     if (is_numbers(&piece) || piece.length > 0)
-        add_piece(e, piece); /* the length of an array of numbers stays 0 until proto_encoder_measure() finds it */
+        add_piece(e, piece); /* the length of an array of numbers stays 0 until proto_encoder_measure() computes it */
 }
 
 /* Writes a short text of this program, such as the name of a device, in quotes. Characters that would need an escape
@@ -256,7 +256,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* beyond these bounds the conversion to an integer would be undefined */
+        /* outside these bounds the conversion to an integer would be undefined behaviour */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);
@@ -345,8 +345,8 @@ void proto_encoder_free(proto_encoder *encoder)
 /* ---- Writing pieces into the caller's buffer --------------------------------------------------------------------- */
 
 /* Writes element number `element` of an array, with the brackets and the comma before it. Behind the last element, it
- * writes the closing brackets. False: the array has ended. An array without elements is written as [], because a shape
- * such as [2^40, 0] would need 2^40 pairs of brackets. */
+ * writes the closing brackets. Returns false if the array has ended. An array without elements is written as [],
+ * because a shape such as [2^40, 0] would need 2^40 pairs of brackets. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
     const attn_tensor *const t = piece->tensor;
@@ -425,7 +425,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* measures all arrays of numbers, because a read must know where each array's text ends */
+    /* computes the text length of each array of numbers, because the loop must know where each text ends */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];

@@ -38,8 +38,8 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* Writes the member `name` of a JSON object, with the texts `before` and `value` joined as its value. Each text is cut
- * to at most `room` bytes. */
+/* Writes one member of a JSON object. Its name is `name`, and its value is the text `before` followed by the text
+ * `value`. Each of these texts is cut to at most `room` bytes. */
 static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {
     text_put_string(t, ",\"");
@@ -50,7 +50,7 @@ static void put_member(struct text *t, const char *name, const char *before, con
     text_put_char(t, '"');
 }
 
-/* Largest sizes in bytes of the escaped texts. */
+/* Largest sizes in bytes, after escaping, of the members detail, pointer and request_id of an error. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,

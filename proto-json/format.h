@@ -29,8 +29,7 @@ struct format_body {
     const char *id;
     proto_sequence sequence;
     uint64_t binary, shared, binary_parts[2];
-    /* for a merge (of results over different keys): the number of parts up to the last one whose gradient the body asks
-     * for; 0: none */
+    /* for a merge of partial results: 1 + the index of the last part whose gradient the body asks for; 0: none */
     int gradients;
     /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
      * positions */
@@ -38,33 +37,36 @@ struct format_body {
 };
 
 struct proto_format {
-    /* Functions that read a body. `reader` is what open() returned (NULL: out of memory). After an error every further
-     * feed() returns the same error. finish() is called once, after the last feed(). */
+    /* Functions that read a body. open() returns a reader, or NULL if memory runs out, and the other functions take it
+     * as `reader`. After an error every further feed() returns the same error. finish() is called once, after the last
+     * feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
     void (*close)(void *reader);
     /* implements proto_parser_kserve(); NULL: the format is not KServe */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
-    /* implements proto_parser_sequence(); NULL: bodies of this format have no sequences */
+    /* implements proto_parser_sequence(); NULL: requests in this format do not belong to sequences of requests */
     const proto_sequence *(*sequence)(const void *reader);
     /* These functions implement proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has
      * no tensors in shared memory. */
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*rest_bytes)(const void *reader);
-    /* implements proto_parser_held_bytes(); NULL: the reader holds one header of at most PROTO_HEADER_BYTES */
+    /* implements proto_parser_held_bytes(), the memory that the reader holds; NULL: it holds one header of at most
+     * PROTO_HEADER_BYTES */
     size_t (*held_bytes)(const void *reader);
     /* returns how many bytes the tensors of a body of `body_bytes` bytes take, without gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
-    /* locate() replaces err->member, a JSON pointer into the tree of problems, by a pointer into the client's body.
-     * NULL: both have the same structure. */
+    /* locate() replaces err->member, a JSON pointer into the translated JSON body, by a pointer into the client's body.
+     * NULL: both bodies have the same structure. */
     void (*locate)(const proto_call *call, attn_error *err);
 
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media;
-    bool one_problem; /* true: an answer in this format can hold only one problem's results */
-    bool text;        /* true: an answer has tensors as text, in the form that the request's member `encoding` names */
+    bool one_problem; /* whether an answer in this format can hold only one problem's results */
+    /* whether an answer has tensors as text, in the encoding that the request's member `encoding` names */
+    bool text;
 };
 
 #endif

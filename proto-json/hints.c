@@ -63,7 +63,7 @@ unsigned hints_of(const proto_item *item)
 {
     const attn_problem *const p = &item->problem;
     const attn_dims d = attn_dims_of(p);
-    /* true: keys and values are in pages; in caches of the server they always are */
+    /* whether keys and values are in pages; those in KV caches of the server always are */
     const bool pages = p->page_table.rank > 0;
     unsigned hints = 0;
 #define SAY(hint) hints |= 1U << (hint)

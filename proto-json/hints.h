@@ -6,8 +6,9 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* Correct requests rarely get a hint. The checks cost little: a hint about a member is checked only if the member is
- * given, and the check of a tensor ends at the first number that rules the hint out. */
+/* The hints: remarks in an answer on a legal problem that is probably not what the client wants. Each row has an id and
+ * a text. The checks cost little: a hint about a member is checked only if the member is given, and the check of a
+ * tensor ends at the first number that rules the hint out. */
 #define PROTO_HINT_MAP(X)                                                                                              \
     X(SCALE_ZERO, "scale is 0, and every key weighs the same; leave scale out for 1/sqrt(D)")                          \
     X(SCALE_SQRT, "scale is sqrt(D), and multiplies the scores; the default is 1/sqrt(D)")                             \
@@ -18,7 +19,7 @@
     X(FEW_QUERIES, "there are more heads than queries and keys; layout is bhsd if the tensors are [B, H, S, D]; this " \
                    "hint is not given where layout is named")
 
-/* Returns the hints for a problem that has passed attn_check(), as bits. */
+/* Returns the hints for a problem that has passed attn_check(): one bit for each row of PROTO_HINT_MAP. */
 unsigned hints_of(const proto_item *item);
 
 /* Writes the hints as a JSON array of strings. */

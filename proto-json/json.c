@@ -1,6 +1,6 @@
 /* json.c: JSON as a format of bodies and answers. A body with a missing or wrong content type is read as JSON. The
- * reader keeps the first bytes of a body until they show that it is not a safetensors file, for which the client gets a
- * hint. */
+ * reader keeps the first bytes of a body until they show whether it is a safetensors file. If it is one, the client's
+ * error says so. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
-/* kserve.c: bodies and answers of KServe v2 with Triton's binary tensor extension. The JSON has as many bytes as
- * Inference-Header-Content-Length says. kserve_json.c turns its tree into the tree of a JSON body, which parse.c
- * checks. The bytes behind the JSON go directly to the caller's memory, each tensor to a multiple of 64 bytes. Inputs
- * in shared memory get room there too, which the caller fills.
+/* kserve.c: bodies and answers of KServe v2 with Triton's binary tensor extension. A body begins with JSON, whose
+ * length in bytes is the header Inference-Header-Content-Length. kserve_json.c translates this JSON into a body in the
+ * server's own JSON format, which parse.c checks. The bytes behind the JSON go directly to the caller's memory, each
+ * tensor to a multiple of 64 bytes. That memory also has room for inputs in shared memory, which the caller copies.
  *
  * The whole state is in struct kserve_reader, so a body gives the same result however it is split. Binary tensors have
  * the order of the inputs. Memory grows with the bytes that have arrived, and not with binary_data_size. Sizes of
@@ -28,7 +28,8 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes bytes of the JSON or of one binary input from a piece of the body. *taken becomes the number of these bytes. */
+/* Consumes those of the given bytes that belong to the JSON, or to one binary input, of the body. *taken becomes their
+ * number. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -226,8 +227,8 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* Replaces err->member, a JSON pointer into the tree of problems, by a pointer into the KServe body: /q/shape/1 becomes
- * /inputs/0/shape/1. */
+/* Replaces err->member, a JSON pointer into the translated JSON body, by a pointer into the client's KServe body:
+ * /q/shape/1 becomes /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {
     char first[TREE_NAME_BYTES], pointer[sizeof(tree_member) + 64];
@@ -246,7 +247,8 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* a tensor that may also be given as a single number is then a parameter of the request */
+        /* the tensor is not among the inputs, because it was sent as a single number, which is a parameter of the
+         * request */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         else snprintf(pointer, sizeof pointer, "/inputs");
@@ -266,7 +268,7 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
 {
     struct encode_fact facts[ENCODE_FACTS];
     proto_result without = *result;
-    without.report = NULL; /* put_report() writes the report of a check as an output tensor */
+    without.report = NULL; /* the report is left out here, because put_report() writes it as an output tensor */
     const int count = encode_facts(item, &without, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {
@@ -328,7 +330,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* numbers from ATTN_TENSOR_COUNT on are gradients of a merge's parts: dout and dlse of part 0, of part 1, ... */
+    /* output numbers from ATTN_TENSOR_COUNT on stand for gradients of a merge's parts: dout and dlse of part 0, of part
+     * 1, ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }
@@ -344,7 +347,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        /* an escape of one character takes up to six characters */
+        /* each byte of the id may be written as an escape of six characters, such as \u001f */
         text_put_json(t, call->id, 6 * ID_BYTES);
         text_put_string(t, "\",");
     }

@@ -24,20 +24,21 @@ struct kserve_input {
     const char *name;
     int extract;
     bool binary;
-    bool shared; /* true: the input is in shared memory (kserve_reader.shared) */
+    bool shared; /* whether the input is in shared memory (kserve_reader.shared) */
 };
 
 struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
-    int64_t json_bytes; /* length in bytes of the JSON; JSON_BYTES_UNKNOWN: the whole body is JSON */
-    attn_error error;   /* the first error of the body, which all later calls return */
+    /* number of bytes of JSON at the beginning of the body; JSON_BYTES_UNKNOWN: the whole body is JSON */
+    int64_t json_bytes;
+    attn_error error; /* the first error of the body, which all later calls return */
     uint64_t offset;
     scan *json;
     int values; /* number of JSON values read so far */
     struct tree_memory trees;
-    /* `source` is the tree of the request's JSON, and `root` the tree of a JSON body made from it. Both are NULL until
-     * the request's JSON is complete. */
+    /* `source` is the parsed JSON of the KServe request. `root` is a JSON body in the server's own format, made from
+     * it. Both are NULL until the request's JSON is complete. */
     cJSON *source, *root;
 
     struct kserve_input *inputs;
@@ -52,27 +53,26 @@ struct kserve_reader {
     /* Offset of the end of the last tensor in the caller's memory. */
     size_t memory_bytes;
 
-    proto_shared *shared; /* inputs and outputs in memory that client and server share */
+    proto_shared *shared; /* the inputs and outputs that lie in memory shared by client and server */
     int shared_count;
-    /* true: the caller's memory has room for copies of the inputs that are in shared memory */
+    /* whether the caller's memory has room for copies of the inputs that are in shared memory */
     bool has_room;
 
     proto_input places[PROTO_TENSORS]; /* the position of each tensor among the inputs; set when the body is complete */
     char id[ID_BYTES + 1];
     proto_sequence sequence;
-    uint64_t binary; /* outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */
-    /* gradients of a merge's parts whose bytes follow the JSON: [0] has a bit for each part's dout, [1] for each
-     * dlse */
+    uint64_t binary; /* set of the outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */
+    /* Gradients of merged partial results whose bytes follow the answer's JSON. Bit n of [0] stands for dout of partial
+     * result n, bit n of [1] for its dlse. */
     uint64_t binary_parts[2];
-    /* for a merge (of results over different keys): the number of parts up to the last one whose gradient the request
-     * asks for; 0: none */
+    /* for a merge of partial results: 1 + the index of the last part whose gradient the request asks for; 0: none */
     int gradients;
 };
 
 /* ---- Functions that kserve_json.c defines ------------------------------------------------------------------------ */
 
-/* Call this when the JSON of the request is complete. Makes the tree of a JSON body, and assigns a place in memory to
- * each tensor that follows the JSON. */
+/* Call this when the JSON of the request is complete. Translates it into the tree of a body in the server's own JSON
+ * format, and assigns a place in memory to each tensor that follows the JSON. */
 attn_status kserve_end_json(struct kserve_reader *r);
 
 /* Assigns a place in the caller's memory, behind all other tensors, to each input that is copied from shared memory. */

@@ -1,5 +1,5 @@
-/* kserve_json.c: turns the tree of a KServe request into the tree of a JSON body, and assigns a place in memory to each
- * tensor. */
+/* kserve_json.c: translates the JSON of a KServe request into a body in the server's own JSON format, and assigns a
+ * place in memory to each tensor. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Functions for errors that write pointers such as "/inputs/2/datatype" and names such as "q: datatype". They avoid
- * printf(), which took longer than all other work on a request. */
+/* The following functions write JSON pointers such as "/inputs/2/datatype" and names such as "q: datatype" into errors.
+ * They avoid printf(), because it took longer than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -62,7 +62,7 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
 }
 
 /* Makes the error for an unknown member. `where` names the part of the body that has it; NULL: the top of the body.
- * suggestions.h lists the values of `place`. */
+ * `place` is the name of this part in suggestions.h, to suggest a similar member; "": no suggestion. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -162,8 +162,8 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* Reads one parameter of a tensor's place in shared memory into *place. Before a tensor's first such parameter, *place
- * must be {.bytes = -1}. */
+/* Reads one of the parameters that say where a tensor is in shared memory (region, offset, size) into *place. Before
+ * the first of a tensor's parameters, *place must be {.bytes = -1}. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
 {
@@ -184,8 +184,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that a tensor's place in shared memory is complete. `said`: the client gave at least one parameter of the
- * place. */
+/* Checks that the parameters that say where a tensor is in shared memory (region, offset, size) are complete. `said`:
+ * the client gave at least one of them. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -202,8 +202,8 @@ static bool is_place(const char *name)
     return !strncmp(name, shared_memory, sizeof shared_memory - 1);
 }
 
-/* Reads the parameters of an input. *size becomes the size of its binary data; -1: it has none. place->bytes becomes
- * its number of bytes in shared memory. */
+/* Reads the parameters of one input. *size becomes the number of bytes of its binary data; -1: it has none.
+ * place->bytes becomes its number of bytes in shared memory. */
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
@@ -236,7 +236,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* Reads KServe's name of an input's dtype, and finds the name of this dtype in a JSON body. */
+/* Translates an input's KServe datatype into the name of this dtype in a JSON body. */
 static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
                                  proto_dtype *dtype)
 {
@@ -354,7 +354,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        /* A float8 input has the datatype UINT8, so each number of its array is one byte. */
+        /* The client sends a float8 input as UINT8, so the numbers of its array are the bytes of its elements. */
         if (fp8 && r->extracts[slot->extract].typed) r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
@@ -422,8 +422,8 @@ attn_status kserve_place_shared(struct kserve_reader *r)
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
-/* Reads whether the client wants an output as bytes, as numbers, or in shared memory (place->bytes >= 0). Before the
- * call, *binary must be the request's default. */
+/* Reads how the client wants an output: as bytes (*binary is true), as numbers, or in shared memory (place->bytes >=
+ * 0). Before the call, *binary must be the request's default. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -466,8 +466,8 @@ static bool names_already(const cJSON *names, const char *word)
     return false;
 }
 
-/* Reads the name of an output that is a gradient of a merge's part. The answer has these gradients of all parts, even
- * if the request names only some. */
+/* Reads the name of an output that is the gradient of one of the partial results of a merge. The answer has these
+ * gradients of all parts, even if the request names only some. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -481,7 +481,7 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Makes the member `outputs` of the JSON body (some operations have another member: proto_operations[].asks). Sets
+/* Makes the member of the JSON body that names the outputs: `outputs`, or the one in proto_operations[].asks. Sets
  * *text to true if some outputs are sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
@@ -539,7 +539,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    /* the request named only gradients of a merge's parts, so the list `outputs` is empty and is left out */
+    /* the request named only gradients of partial results, so the list `outputs` is empty and is left out */
     if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names);
     return ATTN_OK;
 }
@@ -734,7 +734,8 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The whole JSON of the request ------------------------------------------------------------------------------- */
 
-/* The model is not a member, because the URL names it. */
+/* all members that the request's JSON may have; model_name and model_version are ignored, because the URL names the
+ * model */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)
@@ -748,7 +749,7 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
-/* Makes the error for an unknown member at the top of a request. For a tensor or an option, the message says where it
+/* Makes the error for an unknown top-level member of a request. For a tensor or an option, the message says where it
  * belongs. */
 static attn_status unknown_member(struct kserve_reader *r, const char *name)
 {

@@ -48,8 +48,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). The code of a value is the
  * value's bit pattern: sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
-    int fraction_bits, min_exponent; /* exponent (of 2) of the format's smallest normal number */
-    /* bit patterns; `infinity` is 0 if the format has none */
+    int fraction_bits, min_exponent; /* min_exponent: exponent (of 2) of the format's smallest normal number */
+    /* bit patterns of the largest finite number, the sign bit, infinity (0 if the format has none) and NaN */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
@@ -87,15 +87,15 @@ static double bits_double(uint64_t bits)
 /* The parsed text of a number: (-1)^negative * w * 10^exponent. `longer`: w has only the first 19 significant
  * digits. */
 struct decimal {
-    bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
+    bool negative, longer, integer; /* integer: whether the text has neither a point nor an exponent */
     uint64_t w;
     int exponent;
-    /* text of the number's digits and point; NUL does not end it */
+    /* the number's digits and point; no NUL ends this text */
     const char *text;
     size_t count;
 };
 
-enum { W_DIGITS = 19 }; /* 10^19 < 2^64 */
+enum { W_DIGITS = 19 }; /* the largest number of decimal digits that always fit in 64 bits: 10^19 < 2^64 */
 
 /* Powers up to 10^22 are exact doubles; each larger one is the double nearest to the power. */
 static const double tens[] = {
@@ -112,9 +112,10 @@ enum {
     /* numbers with a smaller exponent are 0 in every dtype: w < 10^19, and 10^-48 < 2^-150, half of the smallest
      * float32 */
     TINY_EXPONENT = -66,
-    GRID_SHIFT = 52 - 24, /* number of fraction bits of a double beyond 25 significant bits */
+    GRID_SHIFT = 52 - 24, /* a double has this many more fraction bits than a number with 25 significant bits */
 };
-/* these replace all numbers that are too large for every dtype, or 0 in every dtype */
+/* HUGE_NUMBER replaces every number that is too large for all dtypes, and TINY_NUMBER every number that is 0 in all
+ * dtypes */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
 /* A natural number below 10^768 * 2^244 < 2^2816, which is enough for texts of 768 digits. */
@@ -154,13 +155,13 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Returns the sign (-1, 0 or 1) of d - m * 2^q. The two numbers must be near each other, because struct big has limited
- * room. */
+/* Returns the sign (-1, 0 or 1) of d - m * 2^q, computed exactly. The two numbers must be near each other, because
+ * struct big has limited room. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* The power of ten of the last digit of d->w, which has at most W_DIGITS digits. The loop makes it the power of ten
-     * of the last digit of d->text. */
+    /* exponent of the number that the loop reads from d->text: d->exponent, less 1 for each digit after the first
+     * W_DIGITS */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0;
@@ -184,9 +185,9 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     return big_compare(&left, &right);
 }
 
-/* Returns the sign of d - m * 2^q, like compare_big(), but in 128 bits where they suffice. It compares w * 5^e with m *
- * 2^(q - e), or w with m * 5^-e * 2^(q - e). With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other side
- * is close to it. */
+/* Returns the sign of d - m * 2^q, like compare_big(), but with integers of 128 bits where they suffice. For d = w *
+ * 10^e it compares w * 5^e with m * 2^(q - e), or w with m * 5^-e * 2^(q - e). If |e| <= 27, one side is below 2^64 *
+ * 5^27 < 2^127, and the other side is close to it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,
@@ -231,7 +232,7 @@ static int compare(const struct decimal *d, uint32_t m, int q)
  * value give the same result: smaller, equal or larger. */
 static double magnitude(const struct decimal *d)
 {
-    enum { GUARD = 8 }; /* upper bound on the error of x, in units in the last place (ulp) */
+    enum { GUARD = 8 }; /* upper bound on the rounding error of x (below), in units in the last place (ulp) */
     const uint64_t off_grid = BELOW(GRID_SHIFT);
     if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
     if (d->w == 0) return 0;
@@ -243,8 +244,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* If the exact value equals the grid point (a double of 25 bits), returns it; otherwise the next double above or
-     * below it. */
+    /* compare() returns 0 if the exact value equals the grid point (a double with 25 significant bits). Otherwise the
+     * result is the double next to the grid point, above or below it. */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -254,7 +255,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* how many significant bits fewer than a normal number the result has */
+    /* how many significant bits fewer than a normal number the result has: 0, unless the result is subnormal */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number */
@@ -264,10 +265,10 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* no branch, because the processor could not predict it */
+    /* computed without a branch, because the processor could not predict it */
     c += (cut > half) | ((cut == half) & c);
-    /* The highest bit of c adds one to the exponent; in a subnormal number it is set only after rounding up. The sum
-     * cannot overflow: the largest x, 2^200, gives 326 << 23. */
+    /* c has the highest significant bit, which adds one to the exponent field. In a subnormal number, c has this bit
+     * only if it was rounded up. The sum cannot overflow: the largest x, 2^200, gives 326 << 23. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -359,13 +360,14 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* now bytes 0, 2, 4 and 6 of v are numbers of two digits */
+    v = v * 10 + (v >> 8); /* each of bytes 0, 2, 4 and 6 of v is now a number of two digits (0 to 99) */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
 }
 
-/* Appends the digits at p to the decimal number w, and returns the text behind the digits. */
+/* Reads the decimal digits at p and appends them to the number w. Returns a pointer to the first character that is not
+ * a digit. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -373,15 +375,15 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        /* The top bit of a byte of `others` is set if the byte is not a digit. The top bits above the lowest byte that
-         * is not a digit may be wrong. */
+        /* The top bit of a byte of `others` is set if the byte is not a digit. Only the lowest such byte is certain:
+         * bytes above it may be marked although they are digits. */
         uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
             p += 8;
             continue;
         }
-        int count = __builtin_ctzll(others) / 8; /* number of digits before the first other character */
+        int count = __builtin_ctzll(others) / 8; /* number of digits before the first character that is not a digit */
         *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
         return p + count;
     }
@@ -389,8 +391,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets *d to the value of a number of more than 19 digits, leading zeros included. written_exponent is the number
- * behind 'e' in the text. */
+/* Sets *d to the value of a number with more than 19 digits, where leading zeros count as digits. written_exponent is
+ * the number behind 'e' in the text. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -416,11 +418,12 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Parses a number that begins at p, and returns the text behind it. Returns NULL if the state machine must read the
- * number: it does not end before `end`, is malformed, or is too long. */
+/* Parses a number that begins at p, and returns a pointer to the character behind it. Returns NULL if the number does
+ * not end before `end`, is malformed, or is too long. The caller then reads it with the state machine, which is slower
+ * and handles all cases. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* A larger exponent makes the number too large for every dtype, or 0. */
+    /* Exponents stop growing here: the number is then 0 in every dtype, or too large for every dtype. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -466,7 +469,7 @@ static const char *put_decimal(numbers_reader *r, const struct decimal *d, void 
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    /* no dtype has numbers beyond float32's range */
+    /* no dtype has larger numbers than float32, so a number beyond its range is refused */
     if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED];
     if (!d->integer && !r->fractional) {
         r->fractional = true;
@@ -551,7 +554,7 @@ enum { WORDS = sizeof words / sizeof words[0] };
 static const struct {
     const char *text;
     double value;
-    bool truth; /* true: only a tensor of uint8 may have this word */
+    bool truth; /* whether the word is true or false, which only a tensor of uint8 may have */
 } bare_words[] = {
     { "NaN", NAN, false }, { "Infinity", INFINITY, false }, { "-Infinity", -INFINITY, false }, { "true", 1, true },
     { "false", 0, true },
@@ -564,7 +567,7 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    /* unknown until the first array at this depth ends */
+    /* -1: the size is unknown until the first array at this depth ends */
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
@@ -596,7 +599,8 @@ static const char *close_array(numbers_reader *r)
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
     if (r->leaf_depth == 0)
-        r->leaf_depth = d; /* if an empty array comes first, its depth becomes the depth of the elements */
+        /* the first array without inner arrays sets the depth of the elements, even if it is empty */
+        r->leaf_depth = d;
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -613,8 +617,8 @@ static void count_element(numbers_reader *r)
     r->state = AFTER;
 }
 
-/* Reads numbers separated by commas, and returns the text behind the last one. check_place() has accepted the first
- * number. *error says what is wrong with the next number. */
+/* Reads numbers separated by commas, and returns a pointer to the character behind the last one. check_place() must
+ * have accepted the first number. *error becomes a message if the dtype cannot hold a number. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -659,12 +663,12 @@ static const char *value_expected(const numbers_reader *r, char c)
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
-    /* base: offset of text[0] in the whole text; elements: number of elements before the call */
+    /* base: offset of text[0] in the whole text of the array; elements: number of elements before the call */
     const uint64_t base, elements;
     void *const out;
     const size_t room;
     const char *error;
-    bool at_token; /* true: the error is at the start of the token (number or word) that contains p */
+    bool at_token; /* whether the error is reported at the beginning of the token (number or word) that contains p */
     bool full;
 };
 
@@ -678,7 +682,7 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* Returns which word without quotes (such as NaN) begins with this character; BARE_WORDS: none. */
+/* Returns the index of the unquoted word (such as NaN) that begins with the text `begin`; BARE_WORDS: there is none. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
     int w = 0;
@@ -917,7 +921,8 @@ static int log2_pow10(int k)
 
 enum { POWER_MIN = -36, POWER_MAX = 45 };
 
-/* Powers 10^k, multiplied by a power of two so that each has 64 bits with the top bit set, and rounded up. */
+/* Powers of ten 10^k. Each is multiplied by a power of two so that it has 64 bits with the top bit set, and rounded
+ * up. */
 static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0xAA242499697392D3, 0xD4AD2DBFC3D07788, 0x84EC3C97DA624AB5, 0xA6274BBDD0FADD62, 0xCFB11EAD453994BB, /* from 1e-36 */
     0x81CEB32C4B43FCF5, 0xA2425FF75E14FC32, 0xCAD2F7F5359A3B3F, 0xFD87B5F28300CA0E, 0x9E74D1B791E07E49, /* from 1e-31 */
@@ -946,22 +951,24 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
     return (uint32_t)(product >> 64) | ((uint32_t)((uint64_t)product >> 32) > 1);
 }
 
-/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q; of several, the nearest, ties to even.
- * `narrow_below`: c is a power of two, so the next smaller value is only half as far away as the next larger one. */
+/* Finds the shortest decimal s * 10^k that rounds to c * 2^q. If several are equally short, it takes the nearest, or of
+ * two equally near ones the even one. Returns s; *k_out becomes k. `narrow_below`: c is a power of two, so the next
+ * smaller value is only half as far away as the next larger one. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    /* true: a decimal halfway between c and a neighbour also rounds to c, because ties go to even */
+    /* whether a decimal number halfway between c and a neighbour rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
     int h = q + log2_pow10(-k) + 1;
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* Four times the value c * 2^q, and four times the two ends of the interval that rounds to it, in units of 10^k. */
+    /* `value` is 4 * c * 2^q in units of 10^k. `lower` and `upper` are 4 times the ends of the interval of numbers that
+     * round to c * 2^q, in the same units. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* If a multiple of 10^(k + 1) rounds to the number, it is the result, because it has one digit fewer. No branch,
-     * because the processor could not predict it. */
+    /* If a multiple of 10^(k + 1) rounds to the number, it is the result, because it has one digit fewer. The code has
+     * no branch, because the processor could not predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -1002,7 +1009,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 
 static int count_digits(uint32_t n)
 {
-    /* log10(2) is about 1233 / 2^12; the guess is correct or one too small */
+    /* bits * log10(2), with 1233 / 2^12 for log10(2): the number of digits, or one less */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }
@@ -1017,20 +1024,21 @@ static size_t write_integer(uint32_t n, char *text)
     return (size_t)count;
 }
 
-/* Writes s * 10^k with 0 < s < 10^9. */
+/* Writes the decimal text of s * 10^k, where 0 < s < 10^9, and returns its length. */
 static size_t write_decimal(uint32_t s, int k, char *text)
 {
     /* numbers from 0.0001 to 999999999 are written without an exponent */
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
-    int count = count_digits(s), point = count + k; /* s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* appends zeros, so that s has nine digits */
+    /* the number s * 10^k equals 0.DIGITS * 10^point, where DIGITS are the digits of s */
+    int count = count_digits(s), point = count + k;
+    s *= integer_tens[9 - count]; /* appends zeros, so that s has nine digits */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
-    /* from here on, `count` does not include trailing zeros */
+    /* from here on, `count` is the number of digits without trailing zeros */
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    /* written with an exponent, such as 1.2345e-7 */
+    /* the number is written with an exponent, such as 1.2345e-7 */
     if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) {
         t[0] = first;
         t[1] = '.';
@@ -1040,7 +1048,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* a number below 1, such as 0.00012345 */
+    } else if (point <= 0) { /* the number is below 1, such as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1049,9 +1057,10 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     } else {
         t[0] = first;
         put_eight(t + 1, others);
-        if (point >= count) return (size_t)point; /* an integer, such as 123000; its zeros are already written */
+        /* the number is an integer, such as 123000; its zeros are already written */
+        if (point >= count) return (size_t)point;
         t[point] = '.';
-        /* digits on both sides of the point, such as 12.345 */
+        /* the number has digits on both sides of the point, such as 12.345 */
         put_eight(t + point + 1, others >> 8 * (point - 1));
         t += count + 1;
     }
@@ -1073,8 +1082,8 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* an integer, and neighbouring values of the dtype differ by at most 1, so no shorter text reads back as this
-     * value */
+    /* the value is an integer, and neighbouring values of the dtype differ by at most 1, so no shorter text reads back
+     * as this value */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;
@@ -1085,7 +1094,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
 size_t numbers_format(attn_dtype dtype, const void *value, char *text)
 {
     uint32_t code = 0;
-    switch (element_bytes[dtype]) { /* `value` may have any alignment */
+    switch (element_bytes[dtype]) { /* `value` may be unaligned */
     case 4: memcpy(&code, value, 4); break;
     case 2: memcpy(&code, value, 2); break;
     default: memcpy(&code, value, 1); break;

@@ -63,41 +63,43 @@ typedef struct numbers_reader {
     uint64_t offset; /* number of characters taken; after NUMBERS_BAD, the position of the error */
     /* static text that says what is wrong, to follow words such as "at offset 17: "; NULL: no error */
     const char *error;
-    bool bare_words; /* true (the caller sets it): NaN, infinities, true and false may stand without quotes */
+    bool bare_words; /* whether NaN, infinities, true and false may stand without quotes; the caller sets it */
     int rank;        /* number of axes, after NUMBERS_DONE */
     int64_t shape[NUMBERS_RANK];
 
     /* Only the reader uses the members below. */
     numbers_type type;
-    int state; /* state of the grammar, which the diagram in numbers.c shows */
+    int state; /* state of the reader's state machine, which the diagram in numbers.c shows */
     int depth;
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
-    int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
+    int64_t count[NUMBERS_RANK]; /* for each depth of nesting, the number of elements read so far of the open array */
     uint64_t token;              /* offset of the token (number or word) that is being read */
-    /* true: some element has a fraction or an exponent; fraction_element is the index of the first such element */
+    /* whether some element has a fraction or an exponent; fraction_element is the index of the first such element */
     bool fractional;
     uint64_t fraction_element;
-    /* true: some element is the word true or false; truth_element is the index of the first such element */
+    /* whether some element is the word true or false; truth_element is the index of the first such element */
     bool truths;
     uint64_t truth_element;
     /* `held` is the number of characters read of the current word (number `word`) or of the current number (whose text
      * is in `text`). */
     int word, held;
-    char text[NUMBERS_CHARS + 1]; /* text of a number that began in an earlier piece, with room for a comma behind it */
+    /* text of a number whose beginning came in an earlier call, with room for a comma behind it */
+    char text[NUMBERS_CHARS + 1];
 } numbers_reader;
 
 void numbers_begin(numbers_reader *reader, numbers_type type);
 
-/* Appends elements to `out`, which has room for `room` elements; `count` characters contain at most count / 2 + 1.
- * *taken: number of characters used up, less than `count` only after FULL, DONE or BAD. *written: number of elements
- * appended. */
+/* Reads the next `count` characters of the array's text, and appends the elements to `out`, which has room for `room`
+ * elements. `count` characters contain at most count / 2 + 1 elements. *taken becomes the number of characters that
+ * were read; it is less than `count` only if the result is FULL, DONE or BAD. *written becomes the number of appended
+ * elements. */
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
-/* where a token (number or word) begins: after '[', after ',' or after a value */
+/* what precedes a token (number or word) in an array: '[', ',' or a value */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
-/* Lets other code read on at the bad token (number or word) after NUMBERS_BAD. Returns the state in which the token
- * began. `token` becomes the *length characters of the token that were taken; its other characters are at text +
+/* After NUMBERS_BAD, lets other code read on at the bad token (number or word). Returns what precedes the token. The
+ * *length characters of the token that the reader has taken are copied to `token`. Its other characters are at text +
  * taken. */
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 

@@ -4,7 +4,7 @@
 
 #include "kernels/judge/judge.h"
 
-/* The tensors with a certain role in ATTN_TENSOR_MAP. */
+/* Macros for sets of tensors with a certain role in ATTN_TENSOR_MAP, as bits. */
 #define BIT(name)                       ATTN_TENSOR_BIT(name)
 #define IF_IN(name, role, ...)          | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
 #define IF_OUT(name, role, ...)         | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
@@ -17,7 +17,7 @@
 #define INPUTS_OF_BACKWARD              (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
 #define GRADIENTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
 
-/* Two KServe models of an operation for one dtype: without and with causal. */
+/* Two KServe models of an operation for one dtype: one without the causal mask and one with it. */
 #define OF_DTYPE(name, op, fixed, dtype)       \
     { name, op, false, fixed, dtype },         \
     {                                          \

@@ -1,21 +1,20 @@
-/* operations.h: the operations that a body of tensors can request. Each row of proto_operations[] describes one.
+/* operations.h: the table of operations that a client can request with a body of tensors, such as forward and decode.
  *
- * A row says which inputs its operation takes, which outputs it returns, and what it does. The parser, the server and
- * the OpenAPI document read the rows; none of them compares a proto_op with a constant. The table is constant, and any
- * thread may read it. */
+ * Each row of proto_operations[] describes one operation: its inputs, its outputs and what it does. The parser, the
+ * server and the OpenAPI document read the rows. The table is constant, and any thread may read it. */
 #ifndef OPERATIONS_H
 #define OPERATIONS_H
 
 #include "kernels/attention.h"
 
-/* The first operations have the same numbers as in attn_op (forward, backward, ...). */
+/* The number of an operation: a value of attn_op (forward, backward or observe) or one of the following constants. */
 typedef int proto_op;
 enum {
-    PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in caches of the server */
+    PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in KV caches of the server */
     PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
-    /* compares results that the client sends with exact ones */
+    /* compares results that the client sends with float64 results */
     PROTO_OP_CHECK,
-    PROTO_OP_MERGE, /* combines results of the same queries over different keys to one result */
+    PROTO_OP_MERGE, /* merges partial results (of the same queries over different keys) into one result */
     PROTO_OP_COUNT
 };
 
@@ -24,7 +23,7 @@ typedef struct proto_model {
     const char *name;
     proto_op op;
     bool causal;
-    bool fixed; /* true: q must have the dtype `dtype`; false: any dtype */
+    bool fixed; /* whether q must have the dtype `dtype`; if not, q may have any dtype */
     attn_dtype dtype;
 } proto_model;
 
@@ -34,51 +33,52 @@ enum { PROTO_MODELS = 8 };
 /* The OpenAPI document's text about a tensor in one operation. It replaces the general text in attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
-    const char *says; /* NULL ends a list of such entries */
+    const char *says; /* the text; NULL ends a list of such entries */
 } proto_tensor_doc;
 
 /* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */
 typedef struct proto_operation {
     const char *name; /* name in messages, metrics and /v1/info, such as "decode" */
     const char *path; /* path of the URL, such as "/v1/attention/decode" */
-    attn_op op;       /* the attn_op that the operation's problems have: forward, backward or observe */
+    attn_op op;       /* what the kernels compute for this operation: forward, backward or observe */
 
     bool computes;
-    /* true: a device combines the tensors in the request's `parts` (attn_merge()) */
+    /* whether a device merges the partial results in the request's `parts` (attn_merge()) */
     bool merges;
     bool takes_caches;
-    /* true: keys and values are in caches only if the request has the member `caches` */
+    /* whether the member `caches` decides: if a request has it, keys and values are in caches, otherwise in the body */
     bool may_take_caches;
-    /* true: the URL names the one cache; false: the member `caches` names the caches */
+    /* whether the URL names the only cache of a request (true) or the body's member `caches` names the caches
+     * (false) */
     bool cache_in_path;
-    bool envelope; /* true: one body may hold several problems: {"requests": [...]} */
+    bool envelope; /* whether one body may hold several problems: {"requests": [...]} */
 
-    /* true: the CPU compares results that the client sends with exact ones (kernels/judge/judge.h) */
+    /* whether the CPU compares results that the client sends with float64 results (kernels/judge/judge.h) */
     bool judges;
 
-    uint64_t takes; /* the tensors that a problem may have as inputs */
+    uint64_t takes; /* set of the tensors that a problem may have as inputs */
     /* Inputs that a problem must have. With the member `context` (a saved forward), only those that a backward adds are
      * needed. */
     uint64_t needs;
     uint64_t appends;
     uint64_t gives;
-    /* the client's results that may be compared with exact ones; a problem must have one or more */
+    /* set of the client's results that may be compared with exact ones; a problem must have at least one of them */
     uint64_t judged;
-    uint64_t usual; /* the default outputs */
-    /* The required member that names the outputs and the counts of PROTO_COUNT_MAP; NULL: the optional member `outputs`
-     * names the outputs. */
+    uint64_t usual; /* set of the outputs that an answer has if the request names none */
+    /* The name of the required member that lists the outputs and the counts (PROTO_COUNT_MAP) that the client wants.
+     * NULL: the optional member `outputs` lists the outputs. */
     const char *asks;
-    uint64_t beside_caches; /* inputs that a problem may also have if it has the member `caches` */
+    uint64_t beside_caches; /* set of further inputs that a problem may have if it has the member `caches` */
 
     const proto_model *models;
     int model_count; /* number of `models`; 0: KServe does not offer the operation */
 
-    const char *members; /* the required members, in words for a message, such as "q and caches" */
-    /* prefix of the names of schemas in the OpenAPI document, such as "Decode" */
+    const char *members; /* the required members of a request, in words for a message, such as "q and caches" */
+    /* prefix of the operation's schema names in the OpenAPI document, such as "Decode" */
     const char *title;
     const char *summary, *description;
     const char *answer;
-    /* texts that replace those in attn_tensors[] for this operation; NULL: none */
+    /* the OpenAPI document's texts about tensors of this operation, in place of those of attn_tensors[]; NULL: none */
     const proto_tensor_doc *tensors;
 } proto_operation;
 
@@ -94,7 +94,7 @@ static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
     return proto_operations[op].gives >> id & 1;
 }
 
-/* Returns whether the operation has work to do after the checks of the body. */
+/* Returns whether a request of this operation has work to do after its body has been checked. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
     return operation->computes || operation->merges || operation->takes_caches || operation->judges;

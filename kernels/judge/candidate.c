@@ -1,10 +1,13 @@
-/* candidate.c: tests one mistake, or two at once, and decides which errors they explain.
+/* candidate.c: tests candidates (one assumed mistake, or two at once) and decides which errors they explain.
  *
- * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: the
- * largest and mean differences between these two tensors are at most a tenth of those between the caller's tensor and
- * the truth (float64 results), or the largest difference is within the limit. Tensors that are correct must stay within
- * their limits. Explanations are ordered by score, the sum over the wrong tensors of log(error against the mistake's
- * results / error against the truth). An error is a root mean square plus the rounding of a correct kernel. */
+ * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake. They
+ * agree if their largest and their mean difference are at most a tenth of those between the caller's tensor and the
+ * truth (float64 results), or if the largest difference is within the limit. Tensors that are correct must stay within
+ * their limits.
+ *
+ * Explanations are ordered by score, the lowest first. The score is the sum over the wrong tensors of log(a / b). Here
+ * a is the caller's error against the results of a kernel with the mistake, and b the caller's error against the truth.
+ * Each of these errors is a root mean square plus the rounding of a correct kernel. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -12,7 +15,7 @@
 
 enum { LSE = 1 }; /* index of lse in frame_tensors[] */
 
-/* The results that have numbers for each query, as bits of attn_tensor_id. */
+/* The results that have one row for each query, as bits of attn_tensor_id. */
 #define ROW_RESULTS (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq))
 
 /* A mistake of precision explains the caller's errors if the caller's results are nearer to the mistake's results than
@@ -24,11 +27,12 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
  * JUDGE_NOT_WORSE times its size. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* A pair of mistakes is an explanation only if its score (lower is better) is lower by at least this number than the
- * score of each mistake alone. */
+/* The judge reports a pair of mistakes only if the pair's score (lower is better) is lower than the score of each of
+ * its mistakes alone, by more than this number. */
 #define JUDGE_PAIR_GAIN 1.1
-/* Limits in multiply-adds for testing a mistake that changes out or lse on tiles of keys: each such tile needs the
- * forward of a head again. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best explanation. */
+/* Limits, in multiply-adds, on the work of testing a mistake on tiles of keys. If the mistake changes out or lse, each
+ * tile of keys needs the forward of a head again. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best
+ * explanation. */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
@@ -95,9 +99,9 @@ static bool forward_is_right(const struct mistake *m)
     return m->alone || m->row < 0 || hypotheses[m->row].of_backward;
 }
 
-/* Returns on how many units of `list`, from the first on, a candidate (one assumed mistake, or two assumed together) is
- * tested. The list has tiles of queries, then tiles of keys. If the forwards that the tiles of keys need take more than
- * `most` multiply-adds, the candidate is tested on the tiles of queries only. */
+/* Returns how many units (tiles) of `list` the test of a candidate computes, counted from the beginning of the list.
+ * The list has tiles of queries, then tiles of keys. If the forwards that the tiles of keys need take more than `most`
+ * multiply-adds, only the tiles of queries are tested. */
 static int64_t tested_of(const struct frame *f, const int64_t *list, int64_t count, double most)
 {
     int64_t queries = 0;
@@ -275,7 +279,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* lse is no evidence: many mistakes happen to bring a wrong lse nearer to the correct one */
+        /* lse is not taken as evidence, because many mistakes happen to bring a wrong lse nearer to the correct one */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

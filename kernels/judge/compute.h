@@ -2,7 +2,7 @@
  *
  *   for each head: compute_keys()               loads K and V of a key/value head
  *     for each tile: compute_rows()             computes out and lse of the tile's rows
- *                    compute_gradients()        computes dq of these rows, and adds their part to dk, dv and the sums
+ *                    compute_gradients()        computes dq of these rows, and adds to dk, dv and compute_sums
  *
  * dk and dv of a few keys take less work if out and lse of all rows are known:
  *
@@ -10,7 +10,7 @@
  *     for each tile: compute_tile_scores()      computes the scores of these keys; then the caller stores out and lse
  *                    compute_gradients()        adds the tile's part to dk and dv of these keys
  *
- * A struct compute is the memory of one thread. */
+ * A struct compute is used by one thread at a time. */
 #ifndef JUDGE_COMPUTE_H
 #define JUDGE_COMPUTE_H
 
@@ -44,7 +44,7 @@ struct compute {
     void *memory;
 
     /* The members from has_keys to dV describe the loaded key/value head. */
-    bool has_keys, strange; /* strange: an input is NaN or infinite, so products skip hidden pairs */
+    bool has_keys, strange; /* strange: whether an input is NaN or infinite, so that products must skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
     /* Scores and gradients are computed only for keys `lo` to `hi` - 1. compute_keys() sets them to all keys of the
@@ -58,15 +58,16 @@ struct compute {
     double *KT, *V, *K, *VT;
     double *dK, *dV; /* gradients of keys and values: dK [most_keys, D], dV [most_keys, Dv] */
 
-    /* From here to `rest`: one tile of queries. The first five are [tile, keys]: scores (-inf: hidden), weights of V,
-     * factors of dropout, derivatives of softcap, and dP (later dS). */
+    /* The members from here to `rest` belong to one tile of queries. The next five arrays have the shape [tile, keys]:
+     * z (scores; -inf: hidden), P (softmax weights), M (factors of dropout), slope (derivatives of softcap), and dP,
+     * which is later overwritten by dS. */
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
     double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
     double *top, *rest;     /* `top` is the largest score of each row of the tile, and `rest` is lse - top */
     double *delta;          /* [tile] */
-    bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, as emulated kernels do
-                             * (emulate.c) */
+    /* whether compute_row_gradients() rounds to float32 after each step, as emulated kernels do (emulate.c) */
+    bool in_float;
 };
 
 int64_t compute_bytes(const attn_problem *p, int64_t tile);
@@ -77,8 +78,8 @@ void compute_close(struct compute *c);
 
 /* Loads the keys and values of head hk of sequence b. In a backward it also sets dK and dV to 0. */
 void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
-/* Computes out and lse of a tile, and for each row `top` (the largest score) and `rest` (lse - top). The keys that
- * compute_keys() loaded must be those of the tile's query head. */
+/* Computes out and lse of a tile of queries, and for each row `top` (the largest score) and `rest` (lse - top). Before
+ * this call, compute_keys() must have loaded the keys that the tile's query head reads. */
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
 enum compute_wanted { COMPUTE_DQ = 1, COMPUTE_DK_DV = 2, COMPUTE_ALL = 3 };
 /* Computes dq of a tile, and adds the tile's contributions to dK, dV and `sums`. Call it after compute_rows() of the

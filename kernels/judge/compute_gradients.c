@@ -81,7 +81,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
-/* For the mistake `only_last_tile`: returns the one tile of keys from which the dq of row i is computed. */
+/* Returns the tile of keys to which a kernel with the mistake `only_last_tile` limits the sum for dq of row i. */
 static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
 {
     const int64_t tile = v->only_last_tile, rows = v->only_last_rows;
@@ -99,7 +99,7 @@ static void gradient_of_queries(struct compute *c, const variation *v, const str
 {
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count;
-    double *const some = c->M; /* scratch memory here: the factors of dropout in it are no longer needed */
+    double *const some = c->M; /* scratch memory: the dropout factors in this array are no longer needed */
     memset(c->dq, 0, (size_t)(count * c->D) * sizeof *c->dq);
     if (v->only_last_tile > 0) {
         memset(some, 0, (size_t)(count * c->keys) * sizeof *some);

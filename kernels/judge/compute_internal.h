@@ -25,12 +25,12 @@ int64_t compute_padded(int64_t n);
 /* Rounds `count` numbers of x to TF32, if the variation has the mistake of rounding the factors of products to TF32.
  * `of_values`: x are numbers of P or v, not of q or k. */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. The columns of A are keys, and only keys c->lo to c->hi - 1 count. If an
- * input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], summed only over the keys c->lo to c->hi - 1. If an input is NaN or
+ * infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C);
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. The columns of A are keys, and only keys c->lo to c->hi - 1
- * count. If an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
+/* Computes C[Sk, n] += transpose(A[rows, Sk]) B[rows, n], but only rows c->lo to c->hi - 1 of C. Each row of C belongs
+ * to a key. If an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C);
 /* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel does that keeps its

@@ -166,9 +166,9 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
     return sum;
 }
 
-/* Computes the weights P of a row as a kernel does that forgets to rescale its sums when a tile of keys raises the
- * maximum. variation.softmax says which sums it forgets. On entry, P has exp(z - top), where `top` is the row's maximum
- * after the last tile, and `sum` is the sum of P. */
+/* Computes the softmax weights P of a row as a faulty kernel does, which forgets to rescale its running sums when a
+ * tile of keys raises the row's maximum. variation.softmax says which sums. On entry, P has exp(z - top), where `top`
+ * is the maximum of the whole row, and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {
@@ -204,8 +204,8 @@ static void unweighted(const struct compute *c, const variation *v, const double
     for (int64_t j = 0; j < c->s.Sk && splits > 0; j++) P[j] /= (double)splits;
 }
 
-/* In the mistake `tail`, a kernel counts the padding of the last tile as keys of score 0. Returns how many of these
- * padding keys row i sees. */
+/* Returns how many padding keys row i sees if the kernel has the mistake variation.tail: it counts the padding of the
+ * last tile as keys of score 0. */
 static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
 {
     if (v->tail == 0 || c->s.Sk % v->tail == 0) return 0;

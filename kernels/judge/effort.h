@@ -17,7 +17,7 @@ enum {
 };
 
 double effort_rate(void);
-/* Returns for how many correct kernels a judge imitates the roundings (emulates the kernel) on this problem. */
+/* Returns how many correct kernels the judge imitates, with their roundings, for this problem. */
 int effort_emulations(const attn_problem *p);
 /* Returns how long emulating `count` correct kernels (imitating their roundings) takes, divided by the time of the
  * truth (float64 results). */

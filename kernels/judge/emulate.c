@@ -9,7 +9,7 @@
 
 #define LOG2E 1.44269504088896340736
 
-/* The addresses of the arrays of an emulation (a kernel's computation with its roundings), all in scratch memory. */
+/* The addresses in scratch memory of the arrays of an emulation (a kernel's computation with its roundings). */
 struct places {
     float *KT, *V, *K, *VT, *Q, *dO, *z, *P, *acc, *dq, *more;
 };
@@ -19,8 +19,8 @@ static int64_t more_of(const struct compute *c)
     return (c->most_keys + 1 > c->tile ? c->most_keys + 1 : c->tile) * (c->D > c->Dv ? c->D : c->Dv);
 }
 
-/* Divides `scratch` among the arrays. If `floats` is not NULL, *floats becomes the number of floats that they take;
- * `scratch` may then be NULL. */
+/* Divides `scratch` among the arrays of an emulation. If `floats` is not NULL, *floats becomes the number of floats
+ * that the arrays take; `scratch` may then be NULL. */
 static struct places places_of(const struct compute *c, float *scratch, int64_t *floats)
 {
     const int64_t lines = c->most_keys + 1;
@@ -47,7 +47,7 @@ int64_t emulate_floats(const struct compute *c)
 {
     int64_t floats;
     (void)places_of(c, NULL, &floats);
-    return floats + 16; /* room to align the scratch memory to 64 bytes */
+    return floats + 16; /* 16 floats more than needed, so that the scratch memory can be aligned to 64 bytes */
 }
 
 static void narrow(const double *from, int64_t count, float *to)
@@ -190,7 +190,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
 {
     const struct places at = places_of(c, scratch, NULL);
     const int64_t count = rows->count, Sk = c->s.Sk, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* the memory of dq, which a forward does not use */
+    float *const sum = at.dq; /* the rows' sums use the memory of dq, which a forward does not need */
     emulate_tile_scores(c, v, rows, scratch);
     for (int64_t r = 0; r < count; r++) {
         const double sink = e->sink_last ? -INFINITY : compute_sink(v, rows->h);
@@ -238,7 +238,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, some = c->hi - c->lo, columns = (some + 15) / 16 * 16;
-    /* some kernels read lse in their backward as a float32 in base 2 */
+    /* the row's lse in base 2, rounded to float32, as some kernels read it in their backward */
     for (int64_t r = 0; r < count; r++)
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);

@@ -11,10 +11,10 @@
 /* How an emulated kernel orders and rounds its work. Correct kernels may differ in these points. */
 struct emulation {
     int64_t tile;          /* number of keys in a tile */
-    bool backwards;        /* true: the kernel goes from the last tile of keys to the first */
-    bool normalized_first; /* true: the kernel divides P by the row's sum before it rounds P */
-    /* true: the kernel adds the attention sink to a row's maximum and sum after the last tile of keys; false: before
-     * the first tile */
+    bool backwards;        /* whether the kernel goes from the last tile of keys to the first */
+    bool normalized_first; /* whether the kernel divides P by the row's sum before it rounds P */
+    /* whether the kernel adds the attention sink to a row's maximum and sum after the last tile of keys (true) or
+     * before the first (false) */
     bool sink_last;
 };
 

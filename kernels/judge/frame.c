@@ -13,7 +13,7 @@ const attn_tensor_id frame_tensors[FRAME_TENSORS] = { ATTN_T_out, ATTN_T_lse,   
 /* ---- Sizes of tiles and of results ------------------------------------------------------------------------------- */
 
 enum {
-    EXPONENTIAL = 100, /* one exponential takes as long as this many multiply-adds */
+    EXPONENTIAL = 100, /* cost of one exponential, in multiply-adds */
     TILE_ROWS = 64,    /* the largest number of query rows of a tile */
     TILE_PAIRS =
         /* A tile has at most this many (query, key) pairs, because five arrays have a double for each pair. */
@@ -69,7 +69,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* in a backward `out` and `lse` are inputs, but a judge compares them there too */
+        /* in a backward `out` and `lse` are inputs, but a judge compares them there too, so they get the sizes of a
+         * forward's results */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
@@ -115,7 +116,7 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    /* share of the first and the last tile among all tiles of a head; 1 if the head has no other tiles */
+    /* The first and the last tile of a head are chosen before others. `edges` is their share of the head's tiles. */
     const double edges = tiles > 2 ? 2.0 / (double)tiles : 1;
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
@@ -132,8 +133,8 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
 }
 
 /* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. A device stores keys
- * in the order of attn_truth. The judge stores them in the order in which they are cut into tiles; f->lines keys have
- * been cut so far. */
+ * in the order of attn_truth. The judge stores them in the order in which they are cut into tiles; f->lines is the
+ * number of keys cut so far. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;
@@ -278,7 +279,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* gives only the dtype of the caller's out */
+    f->p.out = results[ATTN_T_out]; /* only the dtype of this tensor is used */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

@@ -20,8 +20,8 @@ struct tile {
 struct key_tile {
     int64_t b, hk, first, count;
     int64_t line; /* index of the tile's first key in the arrays of struct truth (float64 results) */
-    /* the tiles of queries that read these keys: index of the first one in `tiles`, and their number (0: the sequence
-     * has no queries) */
+    /* the tiles of queries that read these keys: `tile` is the index of the first one in frame.tiles, and `tiles` is
+     * their number (0: the sequence has no queries) */
     int64_t tile, tiles;
 };
 
@@ -45,19 +45,19 @@ struct frame {
     /* count: number of tiles of queries; rows, lines: number of query rows and of keys, of all heads, in the arrays of
      * struct truth */
     int64_t count, rows, lines;
-    /* true: the arrays of struct truth (float64 results) come from a device and have the order of attn_truth
-     * (kernels/attention.h); false: the judge computes them, tile after tile */
+    /* whether the arrays of struct truth (float64 results) come from a device and have the order of attn_truth
+     * (kernels/attention.h); if not, the judge computes them, tile after tile */
     bool as_device;
     int64_t all_rows; /* number of query rows of the whole problem, summed over all heads */
-    /* [B, H]: index of the head's first row in struct truth (float64 results); -1: the head's first tile was not
-     * chosen */
+    /* [B, H]: for each batch row and head, the index of its first query row in the arrays of struct truth (float64
+     * results); -1: the head's first tile was not chosen for the check */
     int64_t *row_of_head;
-    bool whole; /* true: all tiles of the problem were chosen for the check */
+    bool whole; /* whether all tiles of the problem were chosen for the check */
     /* reading[id][0] reads the caller's tensor `id` in the problem's layout (bshd or bhsd), reading[id][1] in the
      * layout with heads and rows exchanged */
     struct reading reading[ATTN_TENSOR_COUNT][2];
     struct compute c;
-    float *scratch; /* memory in which emulate.c imitates the roundings of kernels */
+    float *scratch; /* working memory of emulate.c, which imitates the roundings of kernels */
 };
 
 /* Sums over the differences between a tensor's numbers and the correct ones. Where exactly one of the two numbers is
@@ -85,14 +85,14 @@ extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
  * `share` must then be 1. Returns false if memory runs out. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
-/* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. `with_truth`: memory for the
- * truth (float64 results) counts too. */
+/* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. If `with_truth` is true, memory
+ * for the truth (float64 results) is included. */
 int64_t frame_bytes(const attn_problem *p, double share, bool with_truth);
-/* Returns the largest number of query rows of a tile: as many as fit in a fixed amount of memory for scores. */
+/* Returns the largest number of query rows of a tile. The scores of such a tile fit in a fixed amount of memory. */
 int64_t frame_tile_rows(const attn_problem *p);
 /* Returns the number of elements that result `id` should have. 0: the problem has no such result. */
 int64_t frame_elements(const attn_problem *p, attn_tensor_id id);
-/* Returns the number of multiply-adds that the truth (float64 results) of all rows takes. */
+/* Returns the number of multiply-adds for computing the truth (float64 results) of all rows. */
 double frame_multiply_adds(const attn_problem *p);
 
 /* Returns the number of multiply-adds of a forward of all those queries that read the keys of the tile `keys`. */

@@ -43,8 +43,8 @@ static bool has_whole_memory(const attn_tensor *t)
     return true;
 }
 
-/* Makes the variation (the attention with a mistake) read a tensor with heads and rows exchanged. Returns false if the
- * exchange changes nothing. */
+/* Makes compute.c read a tensor with heads and rows exchanged. Returns false if the exchange changes nothing or is not
+ * possible. */
 static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_tensor_id id)
 {
     const attn_dims *const d = &f->g.dims;
@@ -79,8 +79,8 @@ HYPOTHESIS(layout_v)
     return swap_layout(f, v, ATTN_T_v);
 }
 
-/* The mistake `layout_out`: some results were written with heads and rows exchanged. Each variant is one set of these
- * results. */
+/* The mistake `layout_out`: some results were written with heads and rows exchanged. Each variant exchanges another set
+ * of results. */
 HYPOTHESIS(layout_out)
 {
     static const uint64_t sets[] = {
@@ -128,7 +128,7 @@ HYPOTHESIS(keys_transposed)
     k->head = rows;
     v->k_column = d->Hk * rows;
     if (k->batch == 0 || f->p->layout == ATTN_BSHD) return true;
-    /* in layout bhsd k is [B, Hk, Sk, D], but this mistake reads it as [B, Hk, D, Sk] */
+    /* in layout bhsd k is [B, Hk, Sk, D], but the kernel with this mistake reads it as [B, Hk, D, Sk] */
     k->head = d->D * rows;
     v->k_column = rows;
     return true;

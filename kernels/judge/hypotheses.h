@@ -13,39 +13,41 @@
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
-    uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
-    /* `backward`: gradients are computed. `mixes`: a row of scores has room for the keys of all packed sequences, so
-     * that variations may mix the sequences */
+    uint64_t given; /* set of the results that the caller sent: one bit for each attn_tensor_id */
+    /* `backward`: whether gradients are computed. `mixes`: whether a row of scores has room for the keys of all packed
+     * sequences, as mistakes that mix sequences need */
     bool backward, mixes;
-    int64_t most_q, most_k; /* the largest number of queries, and of keys, in a sequence */
-    bool has_gaps;          /* true: some sequence has fewer keys than rows of k and v, so padding keys follow its
-                             * keys */
-    bool uneven;            /* true: some sequence has different numbers of queries and keys */
-    bool has_empty;         /* true: some query may see no key at all */
+    int64_t most_q, most_k; /* the largest number of queries, and the largest number of keys, that a sequence has */
+    /* whether some sequence has fewer keys than rows of k and v, so that padding keys follow its keys */
+    bool has_gaps;
+    bool uneven;    /* whether some sequence has different numbers of queries and keys */
+    bool has_empty; /* whether some query may see no key at all */
 };
 
 enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    /* true: the mistake only changes finished results, so its test changes the stored truth (float64 results) and does
-     * not compute attention again */
+    /* whether the mistake only changes finished results; its test then changes the stored truth (float64 results) and
+     * does not compute attention again */
     bool converts;
-    /* the mistake changes scores; in a backward it is tested twice: in forward and backward together, and in the
-     * gradients alone, with correct out and lse */
+    /* Whether the mistake changes scores. In a backward such a mistake is tested twice: in forward and backward
+     * together, and in the gradients alone, with correct out and lse. */
     bool of_scores;
-    bool of_backward; /* a kernel with this mistake computes out and lse correctly; only its gradients are wrong */
-    /* the mistake makes small errors, so it is tested even if all results are within their limits */
+    /* whether a kernel with this mistake computes out and lse correctly, so that only its gradients are wrong */
+    bool of_backward;
+    /* whether the mistake makes small errors and is therefore tested even if all results are within their limits */
     bool of_pattern;
-    /* the mistake makes random errors, for example by adding numbers in a different order. Such errors are compared
-     * with the caller's by size only, not number by number. */
+    /* Whether the mistake makes random errors, for example by adding numbers in a different order. Such errors are
+     * compared with the caller's by size only, not number by number. */
     bool of_size;
     /* The tensors (bits of attn_tensor_id) that the mistake reads at wrong addresses. Two such mistakes in one tensor
      * are never tested together, because reads could pass its end. */
     uint64_t misread;
     int variants;
-    /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing. The
-     * function writes to `words` what distinguishes the variant, such as "tiles of 64 keys", or leaves it empty. */
+    /* Changes *v so that it describes attention with variant n of the mistake. Returns false if the variant does not
+     * apply, or changes nothing. The function writes to `words` what distinguishes the variant, such as "tiles of 64
+     * keys", or leaves it empty. */
     bool (*apply)(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS]);
     const char *says; /* a sentence that says what is wrong with the caller's results, without a full stop */
     const char *fix;

@@ -160,7 +160,8 @@ bool judge_has_verdict(const judge *j)
     return j->phase > PHASE_EMULATE;
 }
 
-/* Leaves out tiles of keys if the first tile of queries that reads them has the index `count` or a larger one. */
+/* Leaves tiles of keys out of the check if no tile of queries before tile number `count` reads them. Tiles of keys that
+ * no query reads at all are kept. */
 static void leave_out_keys(struct frame *f, int64_t count)
 {
     const int64_t all = f->key_count, read = f->read_count;
@@ -180,7 +181,8 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* the truth of no key/value head is complete yet, so all rows stay chosen */
+    /* the float64 results of no key/value head are complete yet, so all rows stay in the check */
+    if (count == 0) return;
     leave_out_keys(f, count);
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;

@@ -37,7 +37,7 @@ const char *judge_verdict_name(judge_verdict verdict);
 /* How far one of the caller's tensors is from the truth (the float64 results).
  *   max_abs    largest difference; infinity if a number or its truth is not finite and they are not equal
  *   relative   max_abs divided by the largest finite absolute value of the truth
- *   explained  the max_abs that a kernel without a mistake has on this problem, by its roundings
+ *   explained  the max_abs that roundings alone cause on this problem in a kernel without a mistake
  *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
  *   wrong      number of elements beyond the limit; `of` is the number of compared elements
  *   nan        number of elements that are NaN where the truth is not */
@@ -65,19 +65,20 @@ typedef struct judge_place {
  * the tensor's largest difference from the truth (float64 results). `if_so` is its largest difference from the results
  * of a kernel with the mistake. */
 typedef struct judge_explanation {
-    /* true: the mistake removes most of the error, but not all of it, so the kernel must have other mistakes too */
+    /* whether the mistake explains most of the error, but not all of it: the kernel must then have other mistakes
+     * too */
     bool partly;
     const char *code, *and_code; /* code: short name of the mistake; and_code: short name of a second mistake that is
                                   * present at the same time, or NULL */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
-    uint64_t tensors; /* the wrong tensors that the mistake explains: bits of attn_tensor_id */
+    uint64_t tensors; /* set of the wrong tensors that the mistake explains: one bit for each attn_tensor_id */
     double now, if_so;
 } judge_explanation;
 
 typedef struct judge_result {
     judge_verdict verdict;
     attn_op op;
-    uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
+    uint64_t given; /* set of the results that the caller sent: one bit for each attn_tensor_id */
     judge_tensor tensor[ATTN_TENSOR_COUNT];
     int worst_count, place_count, explanation_count, not_tried_count;
     judge_element worst[JUDGE_WORST];
@@ -97,8 +98,8 @@ typedef struct judge_result {
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))
 
-/* Checks that each given result has as many elements as the problem's result. An INVALID error names the wrong
- * result. */
+/* Checks that each result that the caller sent has as many elements as the problem requires. If one does not, the error
+ * INVALID names it. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
 
 /* A device may compute the truth (float64 results) of all rows for a judge (a check of a caller's results), by
@@ -113,28 +114,31 @@ int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
  * computed the float64 results. INT64_MAX: more than a judge may take. */
 int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds);
 
-/* Opens a judge (a check of a caller's results). `problem` has passed attn_check() without its results; its op says
- * whether gradients are computed. results[id] are the caller's tensors. They are C-contiguous; a tensor that is not
- * given has rank 0. At least one must be given. A result may have the shape of another layout, because only its number
- * of elements is checked. `truth` has the float64 results of all rows that judge_wants() names, in host memory; the
- * judge borrows them until judge_close(). If `truth` is NULL, the judge computes them. `seconds` is the time that the
- * judge should take in all. Without `truth`, the judge chooses as many rows as it can compute and emulate in a third of
- * that time. With `truth` it compares all rows, and emulates correct kernels in as many rows as it can in a third of
- * that time. Errors: INVALID (a result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice
- * for any part of the problem), NO_MEMORY. */
+/* Opens a judge (a check of a caller's results).
+ *   problem   has passed attn_check() without its results; its op says whether gradients are computed
+ *   results   results[id] is the caller's tensor, C-contiguous, or has rank 0 if it is not given. At least one must be
+ *             given. Only the number of elements is checked, so a result may have the shape of another layout
+ *   truth     the float64 results of all rows that judge_wants() names, in host memory, which the judge borrows until
+ *             judge_close(); NULL: the judge computes them
+ *   seconds   the time that the judge should take in all. Without `truth`, the judge chooses as many rows as it can
+ *             compute and emulate in a third of that time. With `truth`, it compares all rows, and emulates correct
+ *             kernels in as many rows as it can in a third of that time
+ * Errors: INVALID (a result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part
+ * of the problem), NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
 /* Call this function when half of the judge's time is over and the truth (float64 results) is not complete. The judge
  * then leaves out chosen rows that it has not computed in float64 yet. */
 void judge_hurry(judge *j);
-/* Returns whether errors and verdict are known. The search for explanations may still go on. */
+/* Returns whether the errors of the caller's results and the verdict are known. The search for explanations may still
+ * go on. */
 bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* closes a judge; does nothing if `j` is NULL */
 
-/* The seconds that a judge is expected to take. `truth` is the time of computing the float64 results of all rows and of
- * imitating the roundings of correct kernels. `all` is the time of testing all mistakes. */
+/* The estimated time in seconds of checking a caller's results. `truth` is the time for the float64 results of all rows
+ * and for imitating the roundings of correct kernels. `all` is the time for testing all possible mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

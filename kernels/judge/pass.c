@@ -37,8 +37,9 @@ int64_t pass_kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Takes `count` computed rows of a tensor, which begin `ld` numbers apart in memory. PHASE_TRUTH stores them as the
- * truth (float64 results). Other phases add up how far they differ from the caller's rows, or from the truth. */
+/* Stores or compares `count` computed rows of result `which`. The rows begin `ld` numbers apart in memory. PHASE_TRUTH
+ * stores them as the truth (float64 results). Other phases add up how far they differ from the caller's rows, or from
+ * the truth. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -66,9 +67,9 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Takes dk and dv of the keys `first` to first + count - 1 of a key/value head after all of its tiles of queries:
- * PHASE_TRUTH stores them as the truth (float64 results), other phases compare them with the caller's or with the
- * truth. `kept` is the index of key `first` in struct truth. */
+/* Stores or compares dk and dv of the keys `first` to first + count - 1 of a key/value head, after all of its tiles of
+ * queries. PHASE_TRUTH stores them as the truth (float64 results). Other phases compare them with the caller's or with
+ * the truth. `kept` is the index of key `first` in struct truth. */
 void pass_settle_keys(struct judge *j, int64_t b, int64_t hk, int64_t first, int64_t count, int64_t kept)
 {
     struct pass *const pass = &j->pass;
@@ -108,8 +109,8 @@ void pass_settle_unread(struct judge *j, const struct key_tile *t)
     settle_rows(j, 4, t->b, t->hk, first, t->count, t->line, zeros, 0);
 }
 
-/* Replaces out and lse of a tile by the truth (float64 results). A pass calls it for a mistake that is only in the
- * backward. */
+/* Replaces out and lse of a tile by the truth (float64 results). A pass (a run over tiles) calls this function for a
+ * mistake that is only in the backward. */
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;
@@ -226,8 +227,8 @@ static void convert_rows(struct judge *j, int64_t unit, int which, int64_t b, in
     if (j->phase == PHASE_COMPARE) units_note(&j->worst[which], unit, difference_worst(&found));
 }
 
-/* Compares out, lse and dq of a tile of queries with the truth (float64 results), which converted() first changes as
- * the pass's mistake would. */
+/* Compares the caller's out, lse and dq of a tile of queries with the truth (float64 results), after converted() has
+ * changed the truth as the pass's mistake would. */
 void pass_convert_rows(struct judge *j, int64_t tile)
 {
     const struct frame *const f = &j->frame;
@@ -240,8 +241,8 @@ void pass_convert_rows(struct judge *j, int64_t tile)
             convert_rows(j, tile, which, t->b, h, first, t->count, t->row, exist);
 }
 
-/* Compares dk and dv of a tile of keys with the truth (float64 results), which converted() first changes as the pass's
- * mistake would. */
+/* Compares the caller's dk and dv of a tile of keys with the truth (float64 results), after converted() has changed the
+ * truth as the pass's mistake would. */
 void pass_convert_keys(struct judge *j, int64_t key_tile)
 {
     const struct frame *const f = &j->frame;

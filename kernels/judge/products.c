@@ -1,5 +1,5 @@
-/* products.c: matrix products in plain C, for any processor, and the choice of the fastest products for this
- * processor. */
+/* products.c: matrix products in plain C for any processor, and products_best(), which chooses the fastest matrix
+ * products for this processor. */
 #define PRODUCTS_BYTES 16
 #define PRODUCTS_ROWS  4
 #include "kernels/judge/products_loops.h"

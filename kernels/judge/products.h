@@ -20,7 +20,7 @@ struct products {
                      int64_t ldb, float *C, int64_t ldc);
 };
 
-/* Returns the functions for products of matrices that are fastest on this processor. */
+/* Returns the matrix products that are fastest on this processor. */
 const struct products *products_best(void);
 
 /* Functions for products of matrices, by instruction set: products.c, products_avx2.c and products_avx512.c. */

@@ -1,5 +1,5 @@
-/* products_avx2.c: the products of products.h for AVX2 and FMA. A block of C has 8 rows, and one register (32 bytes)
- * holds a row. */
+/* products_avx2.c: compiles the matrix products of products.h for AVX2 and FMA. They compute 8 rows of C at a time,
+ * with one register (32 bytes) for each row. */
 #if defined(__AVX2__) && defined(__FMA__)
 #define PRODUCTS_BYTES 32
 #define PRODUCTS_ROWS  8

@@ -1,5 +1,5 @@
-/* products_avx512.c: the products of products.h for AVX-512. A block of C has 8 rows, and one register (64 bytes) holds
- * a row. */
+/* products_avx512.c: compiles the matrix products of products.h for AVX-512. They compute 8 rows of C at a time, with
+ * one register (64 bytes) for each row. */
 #if defined(__AVX512F__)
 #define PRODUCTS_BYTES 64
 #define PRODUCTS_ROWS  8

@@ -1,5 +1,5 @@
 /* products_loops.h: the loops of products.h, compiled for the instructions of the file that includes this one. That
- * file defines how many bytes a register has (PRODUCTS_BYTES) and how many rows are summed at a time
+ * file defines how many bytes a register has (PRODUCTS_BYTES) and how many rows of C are computed at a time
  * (PRODUCTS_ROWS). */
 #include "kernels/judge/products.h"
 

@@ -70,8 +70,8 @@ static int best_left(const struct judge *j, const int *list, int count)
     return best;
 }
 
-/* Call this function if no candidate (one or two assumed mistakes) explains the caller's whole error. Returns the index
- * of the single mistake that explains the largest part of the error; -1 if no mistake explains any part. */
+/* Returns the index of the single mistake that explains the largest part of the caller's error; -1 if no mistake
+ * explains any part. Call this function if no candidate (one or two assumed mistakes) explains the whole error. */
 static int best_part(const struct judge *j)
 {
     int best = -1;

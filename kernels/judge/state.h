@@ -49,33 +49,36 @@ enum phase {
  * variants. */
 struct mistake {
     int row, variant;
-    bool alone; /* true: the forward (out and lse) is correct, and only the backward has the mistake */
+    bool alone; /* whether only the backward has the mistake, while the forward (out and lse) is correct */
 };
 
 /* A candidate: one mistake, or two at once, whose results the judge compares with the caller's. */
 struct candidate {
-    /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
+    /* the candidate's mistakes; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
     /* differences between the caller's results and the results of a kernel with the candidate's mistakes */
     struct difference left[FRAME_TENSORS];
-    /* differences between the results of a kernel with the mistake and the truth (float64 results). They are computed
-     * only for mistakes that make random errors (of_size). */
+    /* differences between the results of a kernel with the candidate's mistake and the truth (float64 results);
+     * computed only for mistakes that make random errors (of_size) */
     struct difference size[FRAME_TENSORS];
     /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
     double score;
-    unsigned explains; /* bits: the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the candidate's mistakes would spoil a tensor that is correct in the caller's results */
-    /* true: the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
+    /* set of the wrong tensors that the candidate (mistake or pair) explains: bit n stands for frame_tensors[n] */
+    unsigned explains;
+    /* whether a kernel with the candidate's mistakes would get a tensor wrong that is correct in the caller's
+     * results */
+    bool breaks;
+    /* whether the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
      * needs no such test */
     bool confirmed;
-    /* true: `left` covers all tiles of the problem; false: it covers the sample (the tiles on which a mistake is tested
-     * first) */
+    /* whether `left` covers all tiles of the problem; if not, it covers only the sample (the tiles on which a mistake
+     * is tested first) */
     bool whole;
 };
 
 struct worst_units {
     int count;
-    int64_t unit[WORST_UNITS]; /* indices of the units (tiles), ordered by error, the largest first */
+    int64_t unit[WORST_UNITS]; /* numbers of the units (tiles) with the largest errors, the largest error first */
     double error[WORST_UNITS];
 };
 
@@ -86,27 +89,29 @@ struct pass {
     struct frame *frame;
     /* the tiles over which the pass goes: their indices, or unit numbers if by_units is true; NULL: all tiles */
     const int64_t *list;
-    /* true: `list` has unit numbers. false: it has tiles of queries, in a backward of whole key/value heads, because dk
-     * and dv are compared after a head's last tile. */
+    /* Whether `list` has unit numbers. If not, it has tiles of queries. In a backward these are all tiles of some
+     * key/value heads, because dk and dv are compared after a head's last tile. */
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
-    int64_t inner; /* number of tiles of queries that are done for the present unit, if that unit is a tile of keys */
+    int64_t inner; /* if the present unit is a tile of keys: number of tiles of queries that are done for it */
     int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
-    /* true: the pass applies its mistake to the stored truth (float64 results) and does not compute attention again */
+    /* whether the pass applies its mistake to the stored truth (float64 results) and does not compute attention
+     * again */
     bool converts;
-    /* true: only the backward has the mistake, so the pass takes out and lse from the truth (float64 results) */
+    /* whether only the backward has the mistake, so that the pass takes out and lse from the truth (float64 results) */
     bool alone;
-    /* true: the mistake does not change out and lse, so both are taken from the truth (float64 results). Emulations of
-     * tiles of keys always take them from there. */
+    /* whether out and lse are taken from the truth (float64 results) and not computed, because the mistake does not
+     * change them; emulations of tiles of keys always take them from the truth */
     bool right_forward;
     /* index in emulations[] of the correct kernel whose roundings the pass imitates; -1: the pass computes without
      * roundings */
     int emulation;
-    bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
-    /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
+    /* whether the pass compares its results with the truth (float64 results) and not with the caller's results */
+    bool against_truth;
+    /* whether the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
-    bool sums; /* true: the pass goes over all tiles, so that its sums dbias, dsinks and dslopes are complete */
+    bool sums; /* whether the pass goes over all tiles, so that its sums dbias, dsinks and dslopes are complete */
     struct difference found[FRAME_TENSORS]; /* sums of the differences that the pass measures, over the tiles done so
                                              * far: its results compared with the caller's, or with the truth if
                                              * against_truth is set */
@@ -117,18 +122,17 @@ struct judge {
     struct hypothesis_facts facts;
     attn_problem p; /* the caller's problem, without the results that the caller sent for it */
     attn_tensor results[ATTN_TENSOR_COUNT];
-    uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
+    uint64_t given; /* set of the results that the caller sent: one bit for each attn_tensor_id */
     struct frame frame;
-    /* the problem as a second frame (the problem cut into tiles), which reads the tensors with heads and rows
-     * exchanged */
+    /* the same problem cut into tiles a second time, with heads and rows exchanged in all tensors */
     struct frame other;
     bool has_other;
-    bool borrows_truth; /* true: the float64 results in `truth` are in memory of the caller, because a device has
-                         * computed them */
+    /* whether the float64 results in `truth` are in memory of the caller, because a device has computed them */
+    bool borrows_truth;
     double time_s;
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the present pass (run over tiles); a pass stores no other
-                        * results */
+    /* dbias, dsinks and dslopes of the present pass (a run over tiles), which stores no other results */
+    struct truth some;
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for the other results */
 
     enum phase phase;
@@ -137,40 +141,44 @@ struct judge {
     int index;
 
     struct worst_units worst[FRAME_TENSORS];
-    /* unit numbers of the units (tiles) in which correct kernels are emulated (their roundings imitated); NULL: all
-     * tiles */
+    /* unit numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between the truth (float64 results) and results with the roundings of a correct kernel; of several
-     * kernels, the one with the largest differences counts */
+    /* differences between the truth (float64 results) and results with the roundings of a correct kernel. Several
+     * kernels are imitated, and the one with the largest differences counts. */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
-    /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
+    /* differences between the caller's results and the truth (float64 results), only on the tiles on which mistakes are
+     * tested first (`sample`) */
     struct difference now_sample[FRAME_TENSORS];
     double largest[FRAME_TENSORS]; /* largest absolute value of each tensor in the truth (float64 results) */
-    double once[FRAME_TENSORS];    /* largest error of rounding the truth (float64) once to the result's dtype */
-    double largest_score;          /* largest finite absolute value of the lse in the truth (float64 results) */
+    /* largest error that comes from rounding the truth (float64 results) to the result's dtype */
+    double once[FRAME_TENSORS];
+    double largest_score; /* largest finite |lse| in the truth (float64 results) */
     judge_tensor tensor[FRAME_TENSORS];
     judge_verdict verdict;
-    unsigned wrong; /* the tensors whose errors exceed their limits; bit n is result n of frame_tensors[] */
+    unsigned wrong; /* set of the tensors whose errors exceed their limits: bit n stands for frame_tensors[n] */
 
-    /* indices of the tiles, or of the units if units_are_sampled(), on which mistakes are tested first */
+    /* indices of the tiles on which mistakes are tested first; if units_are_sampled(), unit numbers */
     int64_t *sample;
     int64_t sample_count;
-    /* indices of the units (tiles) of the frame `other` on which mistakes are tested first; NULL: all its tiles */
+    /* tiles of the frame `other` (the problem read with heads and rows exchanged) on which mistakes are tested first,
+     * as unit numbers; NULL: all its tiles */
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
-    bool left_out;         /* true: a variant of `trying` was not tested, because its test would take too long */
+    /* whether a variant of the mistake `trying` was not tested, because its test would take too long */
+    bool left_out;
     struct candidate *candidates;
-    /* candidate_count: number of tested candidates; singles: number of single mistakes among these, which come before
-     * the pairs */
+    /* candidate_count: number of tested candidates (single mistakes and pairs); singles: how many of these are single
+     * mistakes, which come first */
     int candidate_count, singles;
-    /* indices of the single mistakes that may be the first or the second mistake of a pair */
+    /* indices of the single mistakes from which pairs are made: `firsts` for the first mistake of a pair, `seconds` for
+     * the second */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates (mistakes or pairs) that PHASE_CONFIRM tests on
                                             * all tiles */
-    bool tried[HYPOTHESES_MOST];           /* entry n: all variants of row n of hypotheses[] were tested */
+    bool tried[HYPOTHESES_MOST];           /* tried[n]: whether all variants of row n of hypotheses[] were tested */
 };
 
 static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
@@ -178,10 +186,10 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
     return j->given >> id & 1;
 }
 
-/* pass_begin() begins a pass over the tiles list[0] to list[count - 1], or over all tiles if `list` is NULL. If
- * units_are_sampled() is true, `list` has unit numbers (of tiles of queries or of keys) instead. `v` is the variation
- * (a mistake, or none) that the pass computes. pass_step() does the work of the next tile, and returns true when the
- * pass has no tile left. */
+/* pass_begin() begins a pass: a run over tiles that computes the variation `v` (attention with a mistake, or without).
+ * `list` has the indices of the `count` tiles; NULL: all tiles. If units_are_sampled() is true, `list` has unit numbers
+ * (of tiles of queries or of keys) instead. pass_step() computes the next tile, and returns true when no tile is
+ * left. */
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 
@@ -204,11 +212,11 @@ void verdict_decide(struct judge *j);
 /* Changes *v so that compute.c computes attention with the mistake. Writes to `words` what distinguishes the mistake's
  * variant. Returns false if the mistake does not apply to the problem. */
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
-/* candidate_begin() begins the pass (a run over tiles) that tests a candidate (one assumed mistake, or two assumed
- * together). The pass goes over the sample (the tiles on which candidates are tested first), or over all tiles if
- * `whole` is true. If units_are_sampled() is true, `whole` adds only those tiles of keys in the sample that are much
- * work. The function returns false if the candidate does not apply to the problem, or takes too long. candidate_end()
- * stores what that pass has found. */
+/* candidate_begin() begins the pass (a run over tiles) that tests a candidate: one assumed mistake, or two assumed
+ * together. The pass goes over the sample (the tiles on which candidates are tested first), or over all tiles if
+ * `whole` is true. If units_are_sampled() is true, `whole` only allows more work for tiles of keys in the sample. The
+ * function returns false if the candidate does not apply to the problem, or takes too long. candidate_end() stores what
+ * the pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by
@@ -217,22 +225,24 @@ bool candidate_is_complete(const struct judge *j);
 /* Returns whether the candidate (one assumed mistake, or two assumed together) explains more than a fifth of the error
  * of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
-/* Returns whether dk and dv were not compared when this candidate (one assumed mistake, or two assumed together) was
- * tested on a sample of units (tiles), because computing out and lse of the whole head is much work. */
+/* Returns whether the test of this candidate (one assumed mistake, or two assumed together) left out dk and dv. A test
+ * on a sample of tiles leaves them out if computing out and lse of whole heads would take too long. */
 bool candidate_lacks_keys(const struct judge *j, const struct candidate *c);
 /* Returns whether the answer to the caller reports this tested candidate (one assumed mistake, or two assumed together)
  * as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
-/* Returns, as bits of frame_tensors[], the tensors for which a candidate with one mistake explains most of the error.
- * 0: the mistake is not among the causes of the error. */
+/* Returns the set of tensors for which a candidate with one mistake explains most of the error: bit n stands for
+ * frame_tensors[n]. 0: the mistake is not among the causes of the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
-/* Functions of units.c, for units (tiles of queries or of keys). units_choose_emulated() fills the list `emulated` by
- * the errors that PHASE_COMPARE found; without memory for it, all tiles are emulated. units_add() adds a unit unless
- * the list has it, and returns the new length. units_spread() adds `wanted` evenly spread units of one kind, but no
- * tiles of keys that no query reads, and no unit that the list has at index `from` or later. units_are_given() returns
- * whether the caller sent a result that units of this kind give. units_sort() puts tiles of queries before tiles of
- * keys. */
+/* Functions of units.c, for units (tiles of queries or of keys).
+ *   units_choose_emulated()  chooses the tiles in which correct kernels are emulated, by the errors that PHASE_COMPARE
+ *                            found. If memory runs out, all tiles are emulated
+ *   units_are_given()        returns whether the caller sent a result that units of this kind give
+ *   units_add()              adds a unit unless the list has it, and returns the new length
+ *   units_spread()           adds `wanted` evenly spread units of one kind. It leaves out tiles of keys that no query
+ *                            reads, and units that are in the list from index `from` on
+ *   units_sort()             puts tiles of queries before tiles of keys */
 enum unit_kind { UNIT_QUERIES, UNIT_KEYS, UNIT_KINDS };
 void units_choose_emulated(struct judge *j);
 void units_note(struct worst_units *worst, int64_t unit, double error);
@@ -245,8 +255,8 @@ static inline int64_t units_room(const struct frame *f)
 {
     return f->count + f->key_count + 1;
 }
-/* Returns whether a tile of the result frame_tensors[which] is a tile of queries (out, lse, dq) or a tile of keys (dk,
- * dv). */
+/* Returns in which tiles frame_tensors[which] is computed: out, lse and dq in tiles of queries, dk and dv in tiles of
+ * keys. */
 static inline enum unit_kind units_kind_of(int which)
 {
     return which < FRAME_ROW_TENSORS ? UNIT_QUERIES : UNIT_KEYS;
@@ -265,7 +275,8 @@ void search_choose_pairs(struct judge *j);
 bool search_next_pair(struct judge *j);
 void search_choose_confirmed(struct judge *j);
 
-/* Fills the members `worst` and `place` of *result, and the member `wrong` of each tensor in *result. */
+/* Finds the elements with the largest errors, and in which batch rows, heads, queries, keys and columns wrong elements
+ * are. Fills the members `worst` and `place` of *result, and the member `wrong` of each tensor in *result. */
 void where_find(const struct frame *f, const struct truth *t, const attn_tensor *results, uint64_t given,
                 judge_result *result);
 

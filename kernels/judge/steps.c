@@ -1,16 +1,19 @@
-/* steps.c: the steps of a pass, which goes over tiles of queries of whole key/value heads, or over units (tiles of
- * queries and of keys).
+/* steps.c: the steps of a pass. A pass goes over the tiles of queries of whole key/value heads, or over units (tiles of
+ * queries and tiles of keys).
  *
  * dk and dv of a tile of keys are sums over all queries that see these keys. The weights P of a query depend on its
- * lse, and dS on its delta, the row's sum of dout * out. If the variation (the mistake that the pass computes) does not
- * change out and lse, both are taken from the truth (float64 results), and only the scores of the tile's own keys are
- * computed. An emulated kernel gets the truth's out and lse rounded to the dtypes in which a kernel stores them. If the
- * variation changes out or lse, the scores of all keys are computed for each query, which is as much work as a forward
- * of all heads of the group.
+ * lse, and dS depends on its delta, the sum of dout * out. There are three cases:
  *
- * The emulated kernel's lse lacks the errors of its float32 scores. In a kernel, most of the error of a query's largest
- * score cancels, because lse has nearly the same error. Here it does not cancel, so in a float32 problem the emulated
- * dv may have errors up to about three times those of an emulation of the whole head. */
+ * If the mistake that the pass computes does not change out and lse, both are taken from the truth (float64 results).
+ * Only the scores of the tile's own keys are then computed.
+ *
+ * If the mistake changes out or lse, the scores of all keys are computed for each query. This is as much work as a
+ * forward of all heads of the group.
+ *
+ * An emulated kernel gets out and lse of the truth, rounded to the dtypes in which a kernel stores them. In a real
+ * kernel, a score and lse have nearly the same float32 error, so most of it cancels in score - lse. Here lse has no
+ * such error. In a float32 problem the emulated dv may therefore have errors up to about three times those of an
+ * emulation of the whole head. */
 #include <string.h>
 
 #include "kernels/judge/emulate.h"
@@ -86,8 +89,7 @@ static bool step_unit(struct judge *j, int64_t unit)
     return true;
 }
 
-/* Does the work of a tile of keys that no query reads. The pass must go over tiles of queries and have no list of
- * tiles. */
+/* Handles a tile of keys that no query reads. The pass must go over all tiles of queries. */
 static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;

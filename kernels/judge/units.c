@@ -4,8 +4,8 @@
  * A device computes the truth in milliseconds, but emulating correct kernels takes the judge five times as long as
  * computing the truth would. Therefore the judge emulates only some units of a large problem (a unit is a tile of
  * queries, or in a backward also a tile of keys). Half of these units are those in which the caller's results are
- * farthest from the truth: a correct kernel has its largest errors there, and the emulations have errors of the same
- * size there. The other half are evenly spread. */
+ * farthest from the truth. If the caller's kernel is correct, its largest errors are there, and so are those of an
+ * emulation. The other half are evenly spread. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -21,7 +21,7 @@ enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 
 /* Inserts a unit (a tile) with its error into a list of the units with the largest errors. If the list already has the
- * unit, it keeps the larger of the two errors. */
+ * unit, the larger of its two errors is kept. */
 void units_note(struct worst_units *worst, int64_t unit, double error)
 {
     int at;
@@ -52,7 +52,8 @@ int64_t units_add(int64_t unit, int64_t *list, int64_t count)
     return count + 1;
 }
 
-/* The added units ascend and are all different, so each is compared only with the units that the list had before. */
+/* The added units ascend, so they differ from each other. Each is therefore compared only with the units that the list
+ * had before. */
 int64_t units_spread(const struct frame *f, enum unit_kind kind, int64_t wanted, int64_t *list, int64_t from,
                      int64_t count)
 {

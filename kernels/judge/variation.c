@@ -1,4 +1,4 @@
-/* variation.c: makes the variation (attention with or without a mistake) that has no mistake. */
+/* variation.c: variation_of(), which makes the variation without a mistake (correct attention). */
 #include "kernels/judge/variation.h"
 
 variation variation_of(const attn_problem *p)

@@ -9,13 +9,13 @@
 #include "kernels/attention.h"
 #include "kernels/tiles.h"
 
-/* The choices of the key/value head that query head h reads. G is the number of query heads per key/value head. */
+/* Which key/value head query head h reads: the correct one, or a wrong one by mistake. */
 enum variation_heads {
     /* query head h reads key/value head h / G (G: query heads per key/value head), which is correct */
     HEADS_IN_GROUPS,
     HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
-    /* query head h reads key/value head Hk - 1 - h / G: the Hk key/value heads in reverse order (G query heads read
-     * each) */
+    /* query head h reads key/value head Hk - 1 - h / G: the Hk key/value heads are taken in reverse order, each by G
+     * query heads */
     HEADS_REVERSED,
 };
 
@@ -51,7 +51,7 @@ enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
 enum variation_rounding {
     ROUND_NOTHING,
     ROUND_SCORES,        /* q.k is rounded to round_dtype */
-    ROUND_SCALED_SCORES, /* scale q.k is rounded to round_dtype */
+    ROUND_SCALED_SCORES, /* scale * q.k is rounded to round_dtype */
     ROUND_FINAL_SCORES,  /* the score after bias and ALiBi is rounded to round_dtype */
     ROUND_SUMS,          /* sums of q.k, of P V and of gradients are rounded to round_dtype after every `tile` terms */
     /* sums of P V and of gradients are rounded to round_dtype after every `tile` terms, but sums of q.k, and thus lse,
@@ -70,7 +70,7 @@ enum variation_dropout {
     DROPOUT_MISSING,      /* dropout drops no probability */
     DROPOUT_UNSCALED,     /* kept probabilities are not divided by 1 - dropout_p */
     DROPOUT_SCALED_TWICE, /* kept probabilities are divided by 1 - dropout_p twice */
-    DROPOUT_TRANSPOSED,   /* the random number of element (j, i) decides whether (i, j) is dropped */
+    DROPOUT_TRANSPOSED,   /* whether element (i, j) is dropped depends on the random number of element (j, i) */
 };
 
 typedef struct variation {
@@ -78,20 +78,19 @@ typedef struct variation {
                                            * kernel with the mistake uses them */
     int64_t q_column, k_column, v_column; /* distance between neighbouring columns of q, of k and of v, in elements */
 
-    /* Both are mistakes if true. softcap_first: softcap is applied to q.k before the scale. bias_first: the bias is
-     * added to q.k before the scale. */
+    /* Two mistakes in the order of operations. softcap_first: whether softcap is applied to q.k before the scale.
+     * bias_first: whether the bias is added to q.k before the scale. */
     bool softcap_first, bias_first;
     double bias_factor, alibi_factor;
-    bool alibi_corner; /* true: ALiBi's distance is |i - j|, as if the first query stood at the first key */
+    bool alibi_corner; /* whether ALiBi's distance is |i - j|, as if the first query stood at the first key */
 
-    /* number of keys that each row sees beyond the last key that causal and window allow; negative: that many keys
-     * fewer */
+    /* how many keys each row sees beyond the last key that causal and window allow; negative: how many fewer */
     int64_t more_right;
     bool keep_inverted, one_sequence;
-    /* above 0: rows see as many keys as if the sequence's number of keys were rounded up to a multiple of this number;
-     * 0: no rounding */
+    /* above 0: rows see keys as if the sequence's number of keys were rounded up to a multiple of this number; 0: no
+     * rounding */
     int64_t whole_keys;
-    /* true: rows see padding keys behind seqlens_k, but causal and window count from the true number of keys */
+    /* whether rows see padding keys behind seqlens_k, while causal and window count from the true number of keys */
     bool padding_kept;
     enum variation_heads heads;
     enum variation_drop drop;
@@ -99,14 +98,14 @@ typedef struct variation {
     /* with SOFTMAX_SPLITS_UNWEIGHTED: number of splits of the keys; with ROUND_SUMS and ROUND_SUMS_BUT_QK: number of
      * terms between two roundings of a sum; otherwise: number of keys in a tile */
     int64_t tile;
-    bool backwards; /* true: the kernel goes from the last tile of keys to the first */
-    /* true: a kernel with the mistake SOFTMAX_SPLITS_UNWEIGHTED averages over all splits of the keys, even those in
-     * which the row sees no key */
+    bool backwards; /* whether the kernel goes from the last tile of keys to the first */
+    /* with SOFTMAX_SPLITS_UNWEIGHTED: whether the kernel averages over all splits of the keys, even those in which the
+     * row sees no key */
     bool over_all;
-    /* above 0: the padding of the last tile, which has `tail` keys, counts as keys of score 0; 0: padding does not
-     * count, as is correct */
+    /* above 0: the kernel counts the padding of the last tile, which has `tail` keys, as keys of score 0; 0: the
+     * padding does not count, as is correct */
     int64_t tail;
-    bool tail_is_hidden; /* true: causal masking also applies to the padding that `tail` counts as keys */
+    bool tail_is_hidden; /* whether causal masking also applies to the padding that `tail` counts as keys */
     double sink_weight;
     enum variation_empty empty_out, empty_lse;
     double lse_factor;
@@ -118,27 +117,26 @@ typedef struct variation {
     double dropout_p;
     uint64_t seed;
 
-    bool backward_alone; /* true: only the backward has the mistake; out and lse are correct */
+    bool backward_alone; /* whether only the backward has the mistake, while out and lse are correct */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    /* index, in its group, of the only query head from which dk and dv are computed; -1: all query heads of the group,
-     * as is correct */
+    /* the only query head of a group from which dk and dv are computed, as an index in the group; -1: all query heads
+     * of the group, as is correct */
     int64_t only_member;
-    /* above 0: dq is a sum over only the last tile of keys, and a tile has this many keys; 0: dq is a sum over all
+    /* above 0: dq is a sum over only the last tile of keys, where a tile has this many keys; 0: dq is a sum over all
      * keys */
     int64_t only_last_tile;
-    /* which tile of keys is the last for only_last_tile: that of the sequence (0), or the last that a block of this
-     * many query rows sees */
+    /* which tile only_last_tile means: 0: the last tile of the sequence's keys; above 0: the last tile that a block of
+     * this many query rows sees */
     int64_t only_last_rows;
 
-    /* the caller's tensors (bits of attn_tensor_id) that are read with heads and rows exchanged */
+    /* set of the caller's tensors that are read with heads and rows exchanged: one bit for each attn_tensor_id */
     uint64_t swapped;
-    /* true: all tensors of the problem are read with heads and rows exchanged */
+    /* whether all tensors of the problem are read with heads and rows exchanged */
     bool swapped_problem;
 } variation;
 
-/* Returns whether the variation has the mistake of rounding the partial sums of products, from which a kernel computes
- * out and the gradients. */
+/* Returns whether the mistake is to round partial sums, from which a kernel computes out and gradients. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;

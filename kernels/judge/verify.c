@@ -60,8 +60,8 @@ static attn_sequence go_to_head(attn_verifier *v)
     return s;
 }
 
-/* Compares row i of the given out (i counts in the sequence) with row r of the tile's float64 results. Two NaN, or two
- * equal infinities, count as equal. */
+/* Compares one row of the given out with float64 results: row i of the sequence with row r of the computed tile. Two
+ * NaN, or two equal infinities, count as equal. */
 static void compare_row(attn_verifier *v, const attn_sequence *s, int64_t i, int64_t r)
 {
     const attn_view *const out = &v->v.g.view[ATTN_T_out];

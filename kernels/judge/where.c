@@ -52,7 +52,7 @@ static void put(struct words *w, const char *format, ...)
     if (n > 0) w->used += (size_t)n < w->room - w->used ? (size_t)n : w->room - w->used - 1;
 }
 
-/* Returns the distance between neighbouring indices that have wrong elements, if this distance is always the same;
+/* Returns the distance between neighbouring indices that have wrong elements, if all these distances are equal;
  * otherwise 0. */
 static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64_t *last, int64_t *count)
 {
