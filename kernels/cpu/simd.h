@@ -94,9 +94,9 @@ enum {
 /* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
 
-/* exp2(x) is 0 for x below -126, because processors compute subnormal numbers (below 2^-126) slowly. Probabilities that
- * are multiplied only by numbers below SIMD_TAME are 0 below 2^-110 already: the product of a smaller probability and an
- * ordinary value is often subnormal, and with 2^58 it is 2^-52, which no sum of float32 numbers near 1 contains. */
+/* exp2(x) is 0 for x below -126, because processors compute subnormal numbers (below 2^-126) slowly. A probability
+ * below 2^-110 is 0 if all numbers by which it is multiplied are below SIMD_TAME (2^58): its product with an ordinary
+ * value is often subnormal, and its product with 2^58 is 2^-52, too small to change a float32 sum near 1. */
 #define SIMD_EXP2_LEAST      (-126.0f)
 #define SIMD_EXP2_LEAST_TAME (-110.0f)
 
