@@ -78,7 +78,7 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        /* removes the beginning of a piece that did not fit */
+        /* Removes the characters that vsnprintf() wrote before it ran out of room. */
         if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
@@ -230,7 +230,7 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    /* Three rows of a table of distances (typing mistakes) between each beginning of `a` and each of `b`. */
+    /* Three rows of the table of distances (typing mistakes) between every prefix of `a` and every prefix of `b`. */
     int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;

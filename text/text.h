@@ -25,7 +25,7 @@ struct text {
     size_t used; /* length of the text in bytes, without the NUL */
     size_t size; /* bytes of memory at `at`; after a failure, equal to `used`, so that nothing more fits */
     size_t limit;
-    bool grows; /* true: the text owns its memory */
+    bool grows; /* whether the text owns its memory */
     text_failure failure;
 };
 

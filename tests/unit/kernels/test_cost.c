@@ -278,7 +278,8 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* Cost in columns: D 512 takes 2 (512 + 256) + 4 (1024 + 256), and D 256 takes 5 * 256. The ratio is 5.2. */
+    /* Cost in columns: with D 512, 2 blocks of dv take 512 + 256 each, and 4 blocks of dq and dk take 1024 + 256 each.
+     * D 256 takes 5 * 256. The ratio is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -291,8 +292,7 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* Cost in columns of scores and out: D 1024 takes 2 blocks of 1024 + 512, and D 512 takes one of 512 + 512. The
-     * ratio is 3. */
+    /* Cost in columns of scores and out: D 1024 takes 2 * (1024 + 512), and D 512 takes 512 + 512. The ratio is 3. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -470,7 +470,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* With a scale from 1e-6 to 1e30, the variant without options runs, and computes rows with huge scores twice. */
+    /* With a scale from 1e-6 to 1e30, the kernel runs its variant without options, which computes rows with huge
+     * scores twice. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }

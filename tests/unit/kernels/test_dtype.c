@@ -77,7 +77,7 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
         const struct format *f = &formats[n];
         for (unsigned code = 0; code < f->largest; code++) {
             const double low = value_of(code, f->mantissa, f->bias), high = value_of(code + 1, f->mantissa, f->bias);
-            /* The middle has one bit more than the format, so it is exact in double. */
+            /* The midpoint of two numbers needs one more bit than the format has, and double has many more. */
             const double tie = low + (high - low) / 2;
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);

@@ -134,7 +134,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Two results with equal lse are merged to their mean, in the stream's order and in the device's memory. */
+/* Two results with equal lse are merged to their mean. The merge runs after the copies before it in the stream, and
+ * fails if a part lies in host memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -220,7 +221,7 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* One backend copies many rows with one command, and the other needs a command for each row. */
+/* The fake backend and the CPU backend copy rows in different ways: all with one command, or each with its own. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };

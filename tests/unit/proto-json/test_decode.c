@@ -658,7 +658,7 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAAAAAAAA=\""), "/q/data",
           "q: data has 8 bytes, shape [1, 2, 2, 2] of float16 needs 16; 8 would be right for float8_e4m3fn: is that "
           "the array's dtype?" },
-        /* In 64 bits, 8 times the product of these sizes would be 16. */
+        /* In 64 bits, 8 times the product of these sizes overflows to 16. */
         { FORWARD, ONE_MORE("keep_mask", "[1,34,14865121,4562284561]", "uint8", "\"AAAAAAAAAAAAAAAAAAAAAA==\""),
           "/keep_mask/data",
           "keep_mask: data has 16 bytes, shape [1, 34, 14865121, 4562284561] of uint8 needs 2305843009213693954" },

@@ -231,7 +231,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" }, /* past U+10FFFF */
         { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },         /* cut short */
         { "[\"\xc3\"]", "byte 3: invalid UTF-8" },
-        /* The error is inside an extracted string or array, or text follows it. */
+        /* The error is inside an extracted string or array, or behind it. */
         { "{\"data\":\"AA\nAA\"}",
           "not JSON at byte 11: control character 0x0a inside a string (a line break in base64? "
           "`base64 -w0` writes none)" },
@@ -364,7 +364,7 @@ static void test_a_large_array_costs_its_elements(void **state)
     scanned_clear(&r);
 }
 
-/* ---- Tests of the JSON that remains, and of the extracted values ------------------------------------------------- */
+/* ---- Tests of the JSON without its data members, and of the extracted values ------------------------------------- */
 
 static void test_the_skeleton_keeps_everything_but_data(void **state)
 {
@@ -445,7 +445,7 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
     check("{\"data\":\"AA=A\"}", "{\"data\":0}\n0 base64 3, byte 12: a second '=' must follow the first");
     check("{\"data\":\"AB==\"}",
           "{\"data\":0}\n0 base64 2, byte 11: padding after a character whose unused bits are not zero");
-    /* The next value is stored at the refused value's address. */
+    /* After a refused value, the next value is stored at the refused one's address. */
     check("[{\"data\":\"AAEC*\"},{\"data\":\"AQ==\"}]",
           "[{\"data\":0},{\"data\":1}]\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section "
           "4)\n1 @0 01");

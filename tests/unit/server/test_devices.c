@@ -55,7 +55,7 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens fake devices that follow the script. A batch with hold=GATE waits until the test opens the gate. */
+/* Opens fake devices that behave as the script says. A batch with hold=GATE waits until the test opens the gate. */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -90,7 +90,7 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch that owns the jobs. Its cost is set to `flops` operations. */
+/* Returns a batch that owns `jobs`. Its cost is set to `flops` operations. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -522,7 +522,7 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
 
 /* ---- Tests of devices that verify their outputs in float64 ------------------------------------------------------- */
 
-/* Returns a job with three problems. The device computes the first and the third again in float64 to verify them. */
+/* Returns a job with three problems. The device verifies the first and the third by computing them in float64. */
 static struct job *two_truths(struct bench *b)
 {
     char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(5, 4, "\"verify\": 2"),
@@ -768,7 +768,7 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used);
     }
-    /* Another batch could run in this time, if nothing held it back. */
+    /* No batch may finish in this time. */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -837,7 +837,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* Gives the device a batch of one job with `rows` rows, from the caller whose work is `flow`. */
+/* Gives the device a batch of one job with `rows` rows, which belongs to the caller of `flow`. */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -848,8 +848,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* Batches of several callers run on a device. A short batch of another caller may run beside them, after one of them
- * has run for much longer than the short one needs. */
+/* Batches of several callers run on a device. A short batch of a further caller may join them when the oldest has
+ * run for much longer than the short batch takes. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -878,8 +878,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* One caller has a batch on each of the device's two streams, and one that waits. A batch of another caller must run
- * nevertheless. */
+/* One caller fills both streams of a device with long batches, and has a third batch waiting. A batch of another
+ * caller must be able to start nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -1009,7 +1009,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     close_bench(&b);
 }
 
-/* Returns a forward whose numbers differ from those of all others in the test. */
+/* Returns a forward whose numbers differ from those of all other forwards in the test. */
 static struct job *own_forward(struct bench *b, int rows, const char *extra, int number)
 {
     struct job *job = ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, extra));

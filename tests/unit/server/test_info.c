@@ -395,7 +395,8 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Caches' tensors have shapes of their own, so the general description of k and v would be wrong there. */
+/* In requests on caches, k and v have other shapes than in a forward, so the OpenAPI document must describe them
+ * differently. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
     (void)state;
@@ -423,8 +424,8 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* Requests that change something have special answers: 403 for another site's page, 400 for a query in the URL, 507 if
- * infer finds no page for a sequence. */
+/* The OpenAPI document must list the special answers of requests that change something: 403 for another site's page,
+ * 400 for a query in the URL, 507 if infer finds no page for a sequence. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;

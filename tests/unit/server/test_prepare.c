@@ -73,7 +73,7 @@ static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
     assert_true(job->outputs.memory < inputs + job->inputs_used + 64);
     assert_ptr_equal(p->out.data, job->outputs.memory);
     assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* out has 60 bytes, rounded up to 64 */
-    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, rounded up to 64 */
+    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, also rounded up to 64 */
     job_release(job);
     close_bench(&b);
 }
@@ -184,7 +184,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* A problem alone and an envelope with one problem can be computed in one batch. */
+    /* A body with a single problem and an envelope with one problem can share a batch. */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -344,8 +344,8 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 
 /* ---- Tests of which jobs are verified ---------------------------------------------------------------------------- */
 
-/* Returns a forward of 4097 queries and keys with heads of 64 numbers, whose `rows` rows are to be verified. The CPU
- * may verify 2048. */
+/* Returns a forward of 4097 queries and keys with heads of 64 numbers. The client wants `rows` rows verified; the
+ * CPU verifies at most 2048 rows. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -434,7 +434,7 @@ static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
     assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
-    /* A backward needs lse, so it is computed although the client did not ask for it. */
+    /* A later backward needs lse, so the forward computes it although the client did not ask for it. */
     assert_int_equal(job->call->items[0].problem.lse.rank, 3);
     assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
@@ -617,7 +617,8 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* Even with slow rows only, the problem would take a millisecond, so the server does not look for them. */
+    /* Even if all rows were slow, the problem would take only a millisecond, so the server does not look for slow
+     * rows. */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
     job->worst_seconds = 1e6;
     prepare_look_closer(job, &b.info);

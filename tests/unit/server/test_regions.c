@@ -456,7 +456,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* One block of memory may have two names. */
+    /* One block of memory may be registered under two names. */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {

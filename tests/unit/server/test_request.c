@@ -97,7 +97,8 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* A request whose route is unknown does not count as received yet, because it may have no tensors. */
+    /* Until the server knows a request's route, it does not count the request as received, because the request may
+     * have no tensors. */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);

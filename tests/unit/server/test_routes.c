@@ -395,7 +395,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/info", ", did you mean /v1/info?" },
         { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
         { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
-        /* Only the main port has a similar path, so nothing is suggested. */
+        /* On the metrics port nothing is suggested, because only the main port has a similar path. */
         { PORT_METRICS, "/v1/attention/foward", "" },
         { PORT_MAIN, "/v1/chat/completions", MODELS },
         { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },

@@ -95,7 +95,7 @@ static void test_a_body_without_a_byte_is_not_this_file_s_to_refuse(void **state
     assert_int_equal(unpack_all(UNPACK_GZIP, 10, "", 0, 1, NULL, &out, &err), ATTN_OK);
 }
 
-/* Each case changes one byte of the compressed form of "hello", cuts it off, or appends to it. */
+/* Each case changes one byte of the compressed form of "hello", shortens the form, or appends to it. */
 static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void **state)
 {
     static const struct {
