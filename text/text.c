@@ -19,7 +19,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    /* below this, doubling cannot overflow */
+    /* below this limit, doubling cannot overflow */
     assert(limit < SIZE_MAX / 4);
     return (struct text){ .limit = limit, .grows = true };
 }

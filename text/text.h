@@ -38,7 +38,8 @@ struct text text_growing(size_t limit);
 char *text_take(struct text *t, size_t *length);
 void text_free(struct text *t);
 
-/* For text_put(): makes room for `count` more bytes and the NUL. False: the limit is exceeded, or memory runs out. */
+/* For text_put(): makes room for `count` more bytes and the NUL. Returns false if the limit is exceeded or memory
+ * runs out. */
 bool text_make_room(struct text *t, size_t count);
 
 static inline void text_put(struct text *t, const char *bytes, size_t count)

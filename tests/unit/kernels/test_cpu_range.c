@@ -386,8 +386,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P = e^(score - lse) must be one half for each of two equal keys, so forward and backward must add the products of a
- * score in the same order. */
+/* For two equal keys, P = e^(score - lse) must be exactly one half. So forward and backward must add the products of
+ * a score in the same order. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

@@ -8,7 +8,8 @@
 
 #include "../testing.h"
 
-/* Returns the value of a small float, by the definition of its format. */
+/* Returns the value of a floating-point number of 8 or 16 bits, by the definition of its format. `magnitude` has the
+ * bits without the sign. */
 static double value_of(unsigned magnitude, int mantissa, int bias)
 {
     const int exponent = (int)(magnitude >> mantissa);

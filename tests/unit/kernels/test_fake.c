@@ -1,5 +1,5 @@
-/* test_fake.c: tests that the fake device behaves as promised, because tests of the daemon rely on it, and of the table
- * of CUDA's errors. */
+/* test_fake.c: tests of the fake device, on whose promises tests of the daemon rely, and of the table of CUDA's
+ * errors. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -280,7 +280,7 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     (void)state;
     open_with(&f, "");
     f.problem.k.data = f.host.k;
-    assert_int_equal(put(&f, &err), ATTN_OK); /* as on a GPU, a wrong address is found only when the problem runs */
+    assert_int_equal(put(&f, &err), ATTN_OK); /* a wrong address is found only when the problem runs, as on a GPU */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
     /* Every further call must return DEVICE_LOST. */

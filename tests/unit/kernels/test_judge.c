@@ -726,7 +726,7 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* Only dk is wrong. Without dq the judge tests mistakes on tiles of keys only. */
+/* Only dk is wrong. The problem has no dq, so the judge tests mistakes on tiles of keys only. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -742,8 +742,8 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     fixture_clear(&f);
 }
 
-/* The judge tests pairs of mistakes on tiles of keys only if out and lse are correct. Otherwise it would need a forward
- * of a whole group of heads. */
+/* In a long backward, the judge tests pairs of mistakes on tiles of keys. This needs correct out and lse: with wrong
+ * ones, the judge would have to compute a forward of a whole group of heads. */
 static void test_two_mistakes_in_long_gradients_are_named(void **state)
 {
     struct spec s = long_backward;

@@ -215,8 +215,8 @@ static inline void decode_body(struct decoded *d, const struct body *b, size_t (
     else decode_in_pieces(d, b->format, b->op, b->limits, b->bytes, b->count, piece_of, context);
 }
 
-/* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. *d becomes the result of the
- * whole body. Prints each way that gives another result, and returns their number. */
+/* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. *d becomes the result of
+ * the whole body. Prints each way with another result, and returns the number of such ways. */
 static inline int decode_all_ways(struct decoded *d, const struct body *body)
 {
     int differences = 0;

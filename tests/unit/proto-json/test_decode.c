@@ -186,7 +186,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "taken)" },
         { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype",
           "q: dtype is 'float17', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
-        /* Clients get the messages of attn_check() (the kernel library's check of a problem) unchanged. */
+        /* parse.c gives clients the messages of attn_check() (the kernel library's check of a problem) unchanged. */
         { FORWARD, "{" K "," V "}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, "{}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },

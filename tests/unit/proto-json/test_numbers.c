@@ -34,7 +34,7 @@ static void read_in_pieces(const char *text, size_t count, numbers_type type, si
     result->status = NUMBERS_MORE;
     for (size_t at = 0, now = first; at < count || now == first; at += now, now = piece) {
         if (now > count - at) now = count - at;
-        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
+        /* The block has exactly the piece's size, so that AddressSanitizer reports a read beyond it. */
         char *exact = malloc(now + 1);
         memcpy(exact, text + at, now);
         char *shrunk = realloc(exact, now ? now : 1);
@@ -361,7 +361,7 @@ static void test_integers_are_exact_to_their_ends(void **state)
     }
 }
 
-/* ---- Tests of the values that are read --------------------------------------------------------------------------- */
+/* ---- Tests of rounding in numbers that are read, and of words such as NaN ---------------------------------------- */
 
 static const struct narrow_format {
     numbers_type type;

@@ -104,7 +104,7 @@ static judge_result *report_of(const proto_item *item)
     return report;
 }
 
-/* Computes the problems of a request. The caller frees the answer. */
+/* Computes the problems of a request, and returns the answer's body. The caller frees it. */
 static char *answer(struct decoded *d, int *http, size_t *length)
 {
     attn_device *device;

@@ -41,7 +41,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes a tensor as JSON. Its data are the bytes `begin` to `end` - 1 of the files' data. */
+/* Writes a tensor as JSON. Its data are the bytes `begin` to `end` - 1 that file_of() would write as data. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];

@@ -344,7 +344,7 @@ enum { LARGE_ARRAY = 1 << 20 };
 enum { LARGE_ARRAY = 16 << 20 };
 #endif
 
-/* The text of an array must take no memory, only its elements. */
+/* While a large array is scanned, memory is needed for its elements only, not for its text. */
 static void test_a_large_array_costs_its_elements(void **state)
 {
     struct scanned r = { 0 };
@@ -383,7 +383,7 @@ static void test_the_skeleton_keeps_everything_but_data(void **state)
           "[\"s\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]");
     check("[\"\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]",
           "[\"s\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]");
-    /* The first and last character of each length of UTF-8, and those next to the surrogates, are valid. */
+    /* The first and last characters of 2, 3 and 4 bytes of UTF-8, and those next to the surrogates, are valid. */
     check("[\"\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
           "\xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]",
           "[\"s\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
@@ -451,7 +451,8 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
           "4)\n1 @0 01");
 }
 
-/* The scanner must recognise a form such as hexadecimal even if the beginning of the text came in an earlier piece. */
+/* If data is in another form than base64, such as a Python b'...', the error must name the form. The text may begin
+ * in an earlier piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {

@@ -375,7 +375,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* A batch for which scratch memory is missing must wait for the batch beside it, and then run. */
+/* A batch for which scratch memory is missing must wait for the other batch on its device, and then run. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -618,7 +618,8 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* A second step of the verification would make the device fail, so the verification must end before it. */
+    /* The script makes the device fail in the second step of the verification. The verification must end before this
+     * step. */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -667,8 +668,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* An error of earlier work has made the device unusable. The device must count as lost, although a copy then fails with
- * an error after which a device is usable. */
+/* An error of earlier work has made the device unusable. The device must count as lost, even if a copy then fails
+ * with another error that alone would leave it usable. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -985,7 +986,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* For two HTTP threads, a device has two streams on which they run small problems themselves. */
+    /* With two HTTP threads, a device has two streams on which these threads run small problems. */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1024,7 +1025,7 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    /* Every copy would fail, but these devices read request bodies in place. */
+    /* These devices fail at every copy, but they read request bodies in place. */
     open_readers(&b, 1, "copy.err=700", NULL);
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
@@ -1036,8 +1037,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems are not joined into one if they differ in an option, share a body, or have an lse whose size is no multiple
- * of 16 bytes. */
+/* Problems are not joined into one larger problem if they differ in an option, if they share a body, or if the size
+ * of lse is no multiple of 16 bytes. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;

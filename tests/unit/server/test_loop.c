@@ -309,8 +309,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Requests alternate between two head sizes. At most two of one size go to the device together, the oldest first. The
- * second batch fails. */
+/* Five requests alternate between head sizes 4 and 8. A batch takes at most two requests, of one head size, the
+ * oldest first. The second batch fails. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -626,7 +626,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers a region "r" of 8 MiB of shared memory. Returns a descriptor of the region's object. */
+/* Registers a region "r" of 8 MiB of shared memory. Returns a file descriptor of the shared memory object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -651,7 +651,8 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a checked forward whose `out` is to be written to the region "r" of shared memory. */
+/* Returns a request whose body has been checked: a forward whose `out` is to be written to the region "r" of shared
+ * memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -875,7 +876,8 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The check runs in another thread. Only after it has ended is the request answered. */
+/* The deadline passes during the check of the body, which runs in another thread. The request is answered only after
+ * the check has ended. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;

@@ -388,7 +388,8 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        /* If the device verifies the results, the job's time includes this, and the job runs alone. */
+        /* If the device verifies the results, the job's expected time includes the verification, and no other job
+         * joins its batch. */
         if (cases[c].device) {
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");

@@ -433,7 +433,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    /* This must not drop the region of q, which the job reads in the GPU's memory. */
+    /* region_uses_drop_inputs() must keep the region of q, because the job reads q in the GPU's memory. */
     region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);

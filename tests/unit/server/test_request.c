@@ -31,7 +31,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* A server with room for two requests that are received and two that wait for a device. */
+/* Opens a server with room for two requests that are received, and for two that wait for a device. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };

@@ -30,8 +30,8 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
     return to;
 }
 
-/* Unpacks a body that arrives in parts of `part` bytes. *out becomes the length of the result, which must equal `want`,
- * if that is given. */
+/* Unpacks a compressed body that arrives in pieces of `part` bytes. *out becomes the length of the result. If `want`
+ * is given, the result must equal it. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
 {
