@@ -166,7 +166,7 @@ size_t text_character(const char *text)
     unsigned char low, high;
     if (bytes[0] < 0x80) return bytes[0] != '\0';
     const int more = text_utf8_more(bytes[0], &low, &high);
-    for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf) /* ends at a NUL, which is below `low` */
+    for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf) /* the loop ends at a NUL, which is below `low` */
         if (bytes[i] < low || bytes[i] > high) return 0;
     return more > 0 ? 1 + (size_t)more : 0;
 }

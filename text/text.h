@@ -70,7 +70,8 @@ void text_put_json(struct text *t, const char *string, size_t room);
 
 enum { TEXT_DIGITS = 20 }; /* digits of 2^64 - 1 */
 
-/* Writes x in decimal, with its last digit before `end` and at most TEXT_DIGITS bytes; returns its first digit. */
+/* Writes x in decimal, in at most TEXT_DIGITS bytes. The last digit is at end[-1]. Returns the address of the first
+ * digit. */
 static inline char *text_digits_before(char *end, uint64_t x)
 {
     do *--end = (char)('0' + x % 10);

@@ -627,7 +627,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
     }
 }
 
-/* Returns the tensor whose memory block holds tensor `id`: `id` itself, or k if v is part of k. */
+/* Returns the id of the tensor whose memory block holds tensor `id`: `id` itself, or k if v is part of k. */
 UNWATCHED static int block_of(const struct fixture *f, int id)
 {
     return id == ATTN_T_v && !f->block[id] ? ATTN_T_k : id;

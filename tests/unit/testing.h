@@ -87,7 +87,8 @@ struct spec {
     int sequences; /* if not 0, the number of packed sequences; q_lengths and k_lengths then replace B, Sq and Sk */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
     int alibi; /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
-    /* 0: absent; otherwise 1 plus the sum of the axes that are not broadcast: 1 for B, 2 for H, 4 for Sq */
+    /* shapes of bias and keep_mask. 0: absent; otherwise 1 plus the axes that are not broadcast: 1 for B, 2 for H, 4
+     * for Sq */
     int bias, keep_mask;
     double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
     int keep_tail;            /* if not 0, keep_mask covers only this number of keys, the last ones */

@@ -456,8 +456,8 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* With a scale beyond 1e30, a GPU kernel runs its variant with options, which does not compute rows with scores beyond
- * 2^33 twice. */
+/* With a scale beyond 1e30, a GPU kernel runs its variant with options. This variant computes rows with scores
+ * beyond 2^33 only once. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;

@@ -224,7 +224,8 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* Wider tolerances: adding so large a bias leaves few bits of ordinary scores. */
+        /* `bias_levels` = 1 widens the tolerances, because the sum with so large a bias keeps few bits of an
+         * ordinary score. */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);

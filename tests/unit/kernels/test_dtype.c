@@ -1,5 +1,5 @@
-/* test_dtype.c: tests every bit pattern of the small types, converted in both directions, and ties, limits, and doubles
- * that two roundings in a row would get wrong. */
+/* test_dtype.c: tests the conversion of every bit pattern of the small types in both directions. Tests the rounding
+ * of ties, of limits, and of doubles that rounding in two steps would get wrong. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

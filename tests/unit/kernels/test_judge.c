@@ -577,8 +577,8 @@ static void test_a_wrong_key_without_queries_is_located(void **state)
     fixture_clear(&f);
 }
 
-/* A judge that is told to hurry leaves out keys whose dk and dv it has not computed yet. It must not call any correct
- * result wrong. */
+/* A judge that is told to hurry does not judge keys whose dk and dv it has not computed yet. It must not call any
+ * correct result wrong. */
 static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 {
     bool hurried = false;

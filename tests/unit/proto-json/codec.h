@@ -1,5 +1,5 @@
-/* codec.h: helpers of the tests and fuzz targets of proto-json/: memory that moves when it grows, feeding a parser in
- * pieces, and everything that a parser produced as text, so that strcmp() can compare two runs. */
+/* codec.h: helpers of the tests and fuzz targets of proto-json/: memory that moves when it grows, feeding a parser
+ * in pieces, and printing all that a parser produced (strcmp() can then compare two runs). */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 

@@ -475,7 +475,7 @@ static void check_name(const char *name)
         if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
 }
 
-/* Code generators make a constant in capitals of each enum value, so the values must differ in capitals too. */
+/* Code generators turn each enum value into a constant in capitals, so the values must differ in capitals too. */
 static void check_enums(const cJSON *tree)
 {
     const cJSON *child;

@@ -1,5 +1,5 @@
 /* test_prepare.c: tests how a decoded body becomes a job (one request's problems) that a device can run: where its
- * outputs lie, which jobs are of one kind, which memory and contexts it holds, and what is refused. */
+ * outputs lie, which jobs may share a batch, which memory and contexts it holds, and what is refused. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -36,7 +36,8 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* Checks that a job (one request's problems) is refused with this status and, unless it is NULL, this message. */
+/* Checks that a job (one request's problems) is refused with `status` and, unless `text` is NULL, with the message
+ * `text`. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
