@@ -19,7 +19,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    /* below this, doubling cannot overflow */
+    /* below this limit, doubling cannot overflow */
     assert(limit < SIZE_MAX / 4);
     return (struct text){ .limit = limit, .grows = true };
 }
@@ -78,7 +78,7 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        /* removes the beginning of a piece that did not fit */
+        /* Removes the characters that vsnprintf() wrote before it ran out of room. */
         if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
@@ -166,7 +166,7 @@ size_t text_character(const char *text)
     unsigned char low, high;
     if (bytes[0] < 0x80) return bytes[0] != '\0';
     const int more = text_utf8_more(bytes[0], &low, &high);
-    for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf) /* ends at a NUL, which is below `low` */
+    for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf) /* the loop ends at a NUL, which is below `low` */
         if (bytes[i] < low || bytes[i] > high) return 0;
     return more > 0 ? 1 + (size_t)more : 0;
 }
@@ -230,7 +230,7 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    /* Three rows of a table of distances (typing mistakes) between each beginning of `a` and each of `b`. */
+    /* Three rows of the table of distances (typing mistakes) between every prefix of `a` and every prefix of `b`. */
     int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;

@@ -25,7 +25,7 @@ struct text {
     size_t used; /* length of the text in bytes, without the NUL */
     size_t size; /* bytes of memory at `at`; after a failure, equal to `used`, so that nothing more fits */
     size_t limit;
-    bool grows; /* true: the text owns its memory */
+    bool grows; /* whether the text owns its memory */
     text_failure failure;
 };
 
@@ -38,7 +38,8 @@ struct text text_growing(size_t limit);
 char *text_take(struct text *t, size_t *length);
 void text_free(struct text *t);
 
-/* For text_put(): makes room for `count` more bytes and the NUL. False: the limit is exceeded, or memory runs out. */
+/* For text_put(): makes room for `count` more bytes and the NUL. Returns false if the limit is exceeded or memory
+ * runs out. */
 bool text_make_room(struct text *t, size_t count);
 
 static inline void text_put(struct text *t, const char *bytes, size_t count)
@@ -69,7 +70,8 @@ void text_put_json(struct text *t, const char *string, size_t room);
 
 enum { TEXT_DIGITS = 20 }; /* digits of 2^64 - 1 */
 
-/* Writes x in decimal, with its last digit before `end` and at most TEXT_DIGITS bytes; returns its first digit. */
+/* Writes x in decimal, in at most TEXT_DIGITS bytes. The last digit is at end[-1]. Returns the address of the first
+ * digit. */
 static inline char *text_digits_before(char *end, uint64_t x)
 {
     do *--end = (char)('0' + x % 10);

@@ -121,7 +121,7 @@ UNWATCHED void fixture_clear(struct fixture *f)
     memset(f, 0, sizeof *f);
 }
 
-/* Returns the number of elements from the first to the last, including gaps between rows. */
+/* Returns the number of elements from the tensor's first to its last, including the gaps between rows. */
 UNWATCHED static int64_t tensor_extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -230,8 +230,8 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
     }
 }
 
-/* Returns whether query i of (b, h) may see key j. The reference backend is compared with this function, which must not
- * use it. */
+/* Returns whether query i of (b, h) may see key j. The function shares no code with the reference backend, so that
+ * tests can compare the two. */
 UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     const attn_problem *p = &f->p;
@@ -283,7 +283,8 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* `ute` does not exceed `lts`; otherwise half of the keys would be hidden from every query. */
+                    /* `ute` is drawn from 0 to `lts`. With a larger `ute`, the two hidden intervals would hide the
+                     * key from every query. */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -626,7 +627,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
     }
 }
 
-/* Returns the tensor whose memory block holds tensor `id`: `id` itself, or k if v is part of k. */
+/* Returns the id of the tensor whose memory block holds tensor `id`: `id` itself, or k if v is part of k. */
 UNWATCHED static int block_of(const struct fixture *f, int id)
 {
     return id == ATTN_T_v && !f->block[id] ? ATTN_T_k : id;
@@ -998,7 +999,8 @@ UNWATCHED void run_reference(const attn_problem *p)
 const struct limits limits_of[] = {
     [ATTN_F32] = { 1e-5, 3e-5, 1e-4, 1e-6, 1e-45 },
     [ATTN_F16] = { 1e-3, 3e-3, 5e-3, 1e-5, 6e-8 },
-    /* The last limit is needed because processors' bfloat16 products treat subnormal operands as 0. */
+    /* `least` is about the smallest normal number, because processors' bfloat16 products treat subnormal operands as
+     * 0. */
     [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 },
     [ATTN_F8E4M3] = { 4e-2, 0, 0, 1e-4, 2e-38 },
 };

@@ -84,27 +84,28 @@ struct spec {
     int64_t window_left, window_right;
     double softcap, dropout_p;
     uint64_t seed;
-    int sequences; /* number of packed sequences, with the lengths q_lengths and k_lengths instead of B, Sq and Sk */
+    int sequences; /* if not 0, the number of packed sequences; q_lengths and k_lengths then replace B, Sq and Sk */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
     int alibi; /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
-    /* 0: absent; otherwise 1 plus the sum of the axes that are not broadcast: 1 for B, 2 for H, 4 for Sq */
+    /* shapes of bias and keep_mask. 0: absent; otherwise 1 plus the axes that are not broadcast: 1 for B, 2 for H, 4
+     * for Sq */
     int bias, keep_mask;
     double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
-    int keep_tail;            /* 0: keep_mask covers all keys; n > 0: only the last n keys */
-    int mask_bounds;          /* bounds per key: 0 (no FlashMask), 1, 2 or 4 */
-    int mask_heads;           /* heads of the FlashMask: 0 means one head, 1 means Hk heads, 2 means H heads */
+    int keep_tail;            /* if not 0, keep_mask covers only this number of keys, the last ones */
+    int mask_bounds;          /* number of FlashMask bounds per key: 0 (no FlashMask), 1, 2 or 4 */
+    int mask_heads;           /* number of heads in the FlashMask: 0 means one, 1 means Hk, 2 means H */
     enum mask_kind mask_kind;
     int bias_levels; /* 0: ordinary numbers; 1 to 3: a kind of large numbers (see fill_bias_levels()) */
     /* 0: no sinks; 1: random; 2: random with -inf and numbers around 100; 3: random with 3e38 and -3e38 */
     int sinks;
-    bool seqlens_k; /* seqlens_k is given: random numbers of keys, including 0 and Sk */
-    bool seqlens_q; /* seqlens_q is given: random numbers of queries; the padding rows are NaN */
-    /* up to this many rows of NaN are between packed sequences */
+    bool seqlens_k; /* whether seqlens_k is given, with random numbers of keys, including 0 and Sk */
+    bool seqlens_q; /* whether seqlens_q is given, with random numbers of queries; padding rows are NaN */
+    /* largest number of NaN rows between two packed sequences */
     int gaps;
-    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D]; seqlens_k is given */
+    bool key_rows; /* whether queries are packed, while k and v are [B, Sk, Hk, D] with seqlens_k */
     /* number of keys per page of k and v; 0: no pages. seqlens_k is then given, and Sk is a multiple of page_size. */
     int page_size;
-    bool fp8_keys; /* k and v of a forward are float8_e4m3fn, whatever dtype q has */
+    bool fp8_keys; /* whether k and v of a forward are float8_e4m3fn, while q has `dtype` */
     bool fp8_scales;
     int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* magnitude of the float8 scales; 0: around 1 */
@@ -115,19 +116,19 @@ struct spec {
     int float_grads;
     bool no_lse;
     bool latent;
-    bool plain_grads;    /* a backward without the gradients of bias and of ALiBi's slopes */
-    bool any_order;      /* the backward may add up the terms of dq in any order, so it is not deterministic */
+    bool plain_grads;    /* whether a backward leaves out the gradients of bias and of ALiBi's slopes */
+    bool any_order;      /* whether the backward may add up the terms of dq in any order, and so is not deterministic */
     double q_amp, v_amp; /* amplitudes: q_amp of q and k, v_amp of v and dout; 0 stands for 1 */
     double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
     double v_most;      /* if not 0, the values of v are between v_most / 2 and v_most */
-    bool strided;       /* tensors have gaps between rows, and addresses aligned only to the size of an element */
-    bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
+    bool strided;       /* whether tensors have gaps between rows, and addresses aligned only to an element's size */
+    bool poison_unseen; /* whether keys and values that no query sees are NaN and infinity */
     int poison;
     /* the outputs that an observe (a request for attention weights) wants, one bit each; 0: all */
     uint64_t observe;
-    bool given_lse;   /* an observe (a request for attention weights) gets lse as an input */
-    bool many_blocks; /* the problem takes ten seconds or more on the GPU emulator */
+    bool given_lse;   /* whether an observe (a request for attention weights) gets lse as an input */
+    bool many_blocks; /* whether the problem takes ten seconds or more on the GPU emulator */
     uint64_t data_seed;
 };
 
@@ -174,9 +175,9 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* feature bits that are added to every plan; only a kernel that accepts all features then computes the problem */
+    /* feature bits added to every plan, so that only a kernel that accepts all features computes the problem */
     uint64_t also;
-    /* true: the problems run in several calls of attn_run_some(), with a wait after each */
+    /* whether the problems run in several calls of attn_run_some(), with a wait after each call */
     bool in_steps;
     int64_t calls; /* number of calls of attn_run_some() in the last run */
 };
@@ -195,7 +196,7 @@ void run_reference(const attn_problem *p);
 
 /* ---- Comparing results ------------------------------------------------------------------------------------------- */
 
-/* Limits on an error relative to the largest value of a tensor (kernels/README.md, Accuracy). */
+/* Limits on the errors of results (kernels/README.md, Accuracy). All but `least` are relative. */
 struct limits {
     /* limits on the relative errors of out, of dq, dk and dv (qkv), and of dbias, dalibi_slopes and dsinks (sums) */
     double out, qkv, sums;
@@ -204,7 +205,7 @@ struct limits {
 };
 extern const struct limits limits_of[];
 
-/* Returns the largest absolute value of the finite elements. */
+/* Returns the largest absolute value of the tensor's finite elements. */
 double largest(const attn_tensor *t);
 /* Returns whether the results of `got` agree with the reference results `want`. If not, `why` becomes a sentence that
  * says where. `other` is NULL, or the reference results computed in another way (with out and lse rounded before the

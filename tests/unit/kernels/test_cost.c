@@ -265,20 +265,21 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     free(wide);
 }
 
-/* Above head size 256, each thread block computes 256 columns of a result, and all scores again. */
+/* Above head size 256, each thread block computes 256 columns of a result. Every such block computes all scores of
+ * its rows again. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
     (void)state;
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* Cost in columns of scores and out: D 512 takes 2 blocks of 512 + 256, and D 256 takes one of 256 + 256. The ratio
-     * is 3. */
+    /* Cost in columns of scores and out: D 512 takes 2 * (512 + 256), and D 256 takes 256 + 256. The ratio is 3. */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* Cost in columns: D 512 takes 2 (512 + 256) + 4 (1024 + 256), and D 256 takes 5 * 256. The ratio is 5.2. */
+    /* Cost in columns: with D 512, 2 blocks of dv take 512 + 256 each, and 4 blocks of dq and dk take 1024 + 256 each.
+     * D 256 takes 5 * 256. The ratio is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -291,8 +292,7 @@ static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(voi
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* Cost in columns of scores and out: D 1024 takes 2 blocks of 1024 + 512, and D 512 takes one of 512 + 512. The
-     * ratio is 3. */
+    /* Cost in columns of scores and out: D 1024 takes 2 * (1024 + 512), and D 512 takes 512 + 512. The ratio is 3. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -416,7 +416,7 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* On the CPU, scores up to 5.8e37 need no second computation. On a GPU the limit is 2^27. */
+    /* A row is computed a second time only if its scores exceed 5.8e37 on the CPU, or 2^27 on a GPU. */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
@@ -456,8 +456,8 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* With a scale beyond 1e30, a GPU kernel runs its variant with options, which does not compute rows with scores beyond
- * 2^33 twice. */
+/* With a scale beyond 1e30, a GPU kernel runs its variant with options. This variant computes rows with scores
+ * beyond 2^33 only once. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -470,7 +470,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* With a scale from 1e-6 to 1e30, the variant without options runs, and computes rows with huge scores twice. */
+    /* With a scale from 1e-6 to 1e30, the kernel runs its variant without options, which computes rows with huge
+     * scores twice. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -582,8 +583,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* The time of a merge (a join of results over parts of the keys) is the time to read the parts, and more with
- * gradients. */
+/* The expected time of a merge (a join of results over parts of the keys) is the time to read the parts. Gradients
+ * add to it. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

@@ -1,4 +1,5 @@
-/* test_count.c: compares the number of pairs and of tiles that masks let through with a count pair by pair. */
+/* test_count.c: tests the counts of (query, key) pairs and of tiles that masks leave visible, against a loop over
+ * all pairs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +53,7 @@ static attn_counts count(const attn_problem *p, const int64_t tile[2])
     return attn_counter_close(counter);
 }
 
-/* Compares the number of pairs and tiles with a count pair by pair. */
+/* Returns whether attn_counter's counts of pairs and tiles equal those of a loop over all pairs. */
 static bool counts_well(const struct fixture *f, const int64_t tile[2])
 {
     const attn_counts want = by_pairs(&f->p, tile), got = count(&f->p, tile), plain = count(&f->p, NULL);

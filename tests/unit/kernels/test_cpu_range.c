@@ -21,7 +21,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* Runs the problem with the vector functions `simd`, or with the reference backend if that is NULL. */
+/* Runs the problem with the vector functions `simd`, or with the reference backend if `simd` is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {
@@ -224,7 +224,8 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        /* Wider tolerances: adding so large a bias leaves few bits of ordinary scores. */
+        /* `bias_levels` = 1 widens the tolerances, because the sum with so large a bias keeps few bits of an
+         * ordinary score. */
         s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
@@ -359,8 +360,8 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
-/* The given lse is exact. In float32, products of 1e7 that cancel would give the score an error of 30, and P would be
- * e^30. */
+/* P is e^(score - lse), and the caller gives an exact lse. A score that is computed in float32 would have an error of
+ * 30, because it is a sum of products of 1e7 that cancel. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
     (void)state;
@@ -386,8 +387,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P = e^(score - lse) must be one half for each of two equal keys, so forward and backward must add the products of a
- * score in the same order. */
+/* For two equal keys, P = e^(score - lse) must be exactly one half. So forward and backward must add the products of
+ * a score in the same order. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -454,7 +455,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            /* dP is about 20, so rounding it gives dq an error of 20 * 1e-7. */
+            /* dP is about 20, so one rounding of dP to float32 gives dq an error of about 20 * 1e-7. */
             if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) {
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));

@@ -1,5 +1,5 @@
-/* test_dtype.c: tests every bit pattern of the small types, converted in both directions, and ties, limits, and doubles
- * that two roundings in a row would get wrong. */
+/* test_dtype.c: tests the conversion of every bit pattern of the small types in both directions. Tests the rounding
+ * of ties, of limits, and of doubles that rounding in two steps would get wrong. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,8 @@
 
 #include "../testing.h"
 
-/* Returns the value of a small float, by the definition of its format. */
+/* Returns the value of a floating-point number of 8 or 16 bits, by the definition of its format. `magnitude` has the
+ * bits without the sign. */
 static double value_of(unsigned magnitude, int mantissa, int bias)
 {
     const int exponent = (int)(magnitude >> mantissa);
@@ -77,7 +78,7 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
         const struct format *f = &formats[n];
         for (unsigned code = 0; code < f->largest; code++) {
             const double low = value_of(code, f->mantissa, f->bias), high = value_of(code + 1, f->mantissa, f->bias);
-            /* The middle has one bit more than the format, so it is exact in double. */
+            /* The midpoint of two numbers needs one more bit than the format has, and double has many more. */
             const double tie = low + (high - low) / 2;
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);

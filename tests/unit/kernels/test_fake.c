@@ -1,5 +1,5 @@
-/* test_fake.c: tests that the fake device behaves as promised, because tests of the daemon rely on it, and of the table
- * of CUDA's errors. */
+/* test_fake.c: tests of the fake device, on whose promises tests of the daemon rely, and of the table of CUDA's
+ * errors. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -134,7 +134,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Two results with equal lse are merged to their mean, in the stream's order and in the device's memory. */
+/* Two results with equal lse are merged to their mean. The merge runs after the copies before it in the stream, and
+ * fails if a part lies in host memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -220,7 +221,7 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* One backend copies many rows with one command, and the other needs a command for each row. */
+/* The fake backend and the CPU backend copy rows in different ways: all with one command, or each with its own. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
@@ -279,7 +280,7 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     (void)state;
     open_with(&f, "");
     f.problem.k.data = f.host.k;
-    assert_int_equal(put(&f, &err), ATTN_OK); /* as on a GPU, a wrong address is found only when the problem runs */
+    assert_int_equal(put(&f, &err), ATTN_OK); /* a wrong address is found only when the problem runs, as on a GPU */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
     /* Every further call must return DEVICE_LOST. */

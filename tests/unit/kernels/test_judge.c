@@ -11,7 +11,7 @@
 #include "kernels/fake/truth.h"
 #include "kernels/judge/judge.h"
 
-/* Under AddressSanitizer, which makes a judge five times slower, tests use this many times fewer problems. */
+/* AddressSanitizer makes the judge five times slower, so tests then use this many times fewer problems. */
 #ifdef __SANITIZE_ADDRESS__
 enum { SHORTER = 5 };
 #else
@@ -293,7 +293,7 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* The results are those of a problem with one mistake, which the judge must name first. */
+/* The judge gets the results of a problem with one mistake. It must name this mistake before any other. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {
@@ -320,8 +320,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* In the second half of the cases, the judge gets float64 results, but little time to compute rows as a kernel
-     * would. */
+    /* In the second half of the loop, the judge gets float64 results, and time to emulate a kernel for a few rows
+     * only. */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -356,7 +356,7 @@ static void test_a_mistake_is_named(void **state)
 
 /* ---- Tests of the judge with float64 results (the truth) that a device has computed ------------------------------ */
 
-/* Checks that two reports are equal, bit for bit. Their padding bytes are cleared. */
+/* Checks that two reports are equal bit for bit. */
 static void expect_equal(const struct fixture *f, const judge_result *a, const judge_result *b)
 {
     if (memcmp(a, b, sizeof *a) == 0) return;
@@ -389,8 +389,8 @@ static void test_a_given_truth_makes_no_difference(void **state)
     }
 }
 
-/* The judge computes rows as a kernel would, to know which rounding errors are usual. It must not call a correct result
- * wrong if there is no time for such rows. */
+/* The judge (the check of a client's results) emulates a kernel for some rows, to learn the usual rounding errors.
+ * It must not call a correct result wrong if there is only time for a few rows. */
 static void test_right_results_are_right_where_few_rows_are_emulated(void **state)
 {
     int sampled = 0;
@@ -486,7 +486,7 @@ static void only_verdict(const attn_problem *p, const attn_truth *truth, double 
     judge_close(j);
 }
 
-/* Problems with queries without keys, keys without queries, or padding rows. */
+/* Problems with queries that see no key, keys that no query sees, or padding rows. */
 static const struct spec lonely[] = {
     SPEC(.sequences = 3, .q_lengths = { 4, 3, 5 }, .k_lengths = { 4, 0, 6 }),
     SPEC(.op = ATTN_OP_BACKWARD, .sequences = 2, .q_lengths = { 0, 4 }, .k_lengths = { 4, 4 }),
@@ -577,8 +577,8 @@ static void test_a_wrong_key_without_queries_is_located(void **state)
     fixture_clear(&f);
 }
 
-/* A judge that is told to hurry leaves out keys whose dk and dv it has not computed yet. It must not call any correct
- * result wrong. */
+/* A judge that is told to hurry does not judge keys whose dk and dv it has not computed yet. It must not call any
+ * correct result wrong. */
 static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 {
     bool hurried = false;
@@ -602,13 +602,13 @@ static void test_a_judge_that_hurries_calls_no_right_result_wrong(void **state)
 
 /* ---- Tests of long backwards (with many queries and keys) -------------------------------------------------------- */
 
-/* The backward is so long that the judge computes only a few tiles as a kernel would. Four query heads share a
+/* A backward so long that the judge emulates a kernel for only a few of its tiles. Four query heads share a
  * key/value head. */
 static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16,
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* The judge leaves 5 * 10^10 multiply-adds per head to a device. */
+/* The judge does not compute 5 * 10^10 multiply-adds per head itself, but asks for a device's float64 results. */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,
@@ -726,7 +726,7 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* Only dk is wrong. Without dq the judge tests mistakes on tiles of keys only. */
+/* Only dk is wrong. The problem has no dq, so the judge tests mistakes on tiles of keys only. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;
@@ -742,8 +742,8 @@ static void test_a_mistake_in_long_gradients_is_named(void **state)
     fixture_clear(&f);
 }
 
-/* The judge tests pairs of mistakes on tiles of keys only if out and lse are correct. Otherwise it would need a forward
- * of a whole group of heads. */
+/* In a long backward, the judge tests pairs of mistakes on tiles of keys. This needs correct out and lse: with wrong
+ * ones, the judge would have to compute a forward of a whole group of heads. */
 static void test_two_mistakes_in_long_gradients_are_named(void **state)
 {
     struct spec s = long_backward;

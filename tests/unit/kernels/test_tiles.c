@@ -1,4 +1,4 @@
-/* test_tiles.c: compares the intervals, counts and kinds of tiles of tiles.h with the definition, pair by pair, for all
+/* test_tiles.c: compares intervals, counts and kinds of tiles (kernels/tiles.h) with a loop over all pairs, for all
  * small sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 static const int64_t windows[] = { -1, 0, 1, 2, 5, 9, INT64_MAX };
 
-/* Which pairs count, by the definition in kernels/README.md. */
+/* Returns whether query i may see key j, by the definition of the masks in kernels/README.md. */
 static bool permitted(bool causal, bool top_left, int64_t left, int64_t right, int64_t Sq, int64_t Sk, int64_t i,
                       int64_t j)
 {

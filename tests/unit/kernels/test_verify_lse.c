@@ -1,5 +1,5 @@
-/* test_verify_lse.c: tests which lse the server accepts for a backward: that of the problem's scores, and that of more
- * keys (as in ring attention). verify_lse.c must recognise and name other conventions, such as base 2. */
+/* test_verify_lse.c: tests which lse verify_lse.c accepts as input of a backward: the lse of the problem's keys, or
+ * of more keys (as in ring attention). It must recognise and name other conventions, such as base 2. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static attn_status look(const struct fixture *f, attn_error *err)
     return attn_check_lse(&f->p, PLENTY, err);
 }
 
-/* Returns a random backward that is given out and lse. Every option occurs now and then. */
+/* Returns a random backward that is given out and lse. Each option occurs in some of the specs. */
 static struct spec random_spec(uint64_t seed)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 1e-3, 3, 10 };
@@ -217,7 +217,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* With a causal mask, the queries are as many as the keys of one part, and the last ones of the sequence. */
+        /* With a causal mask, the queries are the last ones of the sequence, as many as one part has keys. */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);

@@ -1,5 +1,5 @@
-/* codec.h: helpers of the tests and fuzz targets of proto-json/: memory that moves when it grows, feeding a parser in
- * pieces, and everything that a parser produced as text, so that strcmp() can compare two runs. */
+/* codec.h: helpers of the tests and fuzz targets of proto-json/: memory that moves when it grows, feeding a parser
+ * in pieces, and printing all that a parser produced (strcmp() can then compare two runs). */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 
@@ -48,7 +48,7 @@ struct decoded {
     proto_call *call;
     attn_status status;
     attn_error err;
-    /* KServe: fill_shared() fills the regions of shared memory that the body names */
+    /* whether fill_shared() fills the regions of shared memory that a KServe body names */
     bool has_regions;
 };
 
@@ -144,7 +144,7 @@ static inline void decode_whole(struct decoded *d, proto_op op, const char *body
     decode_in_pieces(d, &proto_json, op, NULL, body, strlen(body), NULL, NULL);
 }
 
-/* Prints a line about a tensor of the problem, or a result that the client wants. */
+/* Prints one line about a tensor: an input of the problem, or a result that the client wants. */
 static inline void print_tensor(FILE *f, const struct decoded *d, const char *name, const attn_tensor *t)
 {
     int64_t length = 0;
@@ -203,7 +203,7 @@ struct body {
     const void *bytes;
     size_t count;
     const proto_limits *limits; /* NULL: the default limits */
-    const proto_model *model;   /* the model of a KServe body, whose operation replaces `op` */
+    const proto_model *model;   /* the model of a KServe body; the model's operation replaces `op` */
     /* the length of a KServe body's JSON as the request states it, or -1 if it is not stated */
     int64_t json_bytes;
 };
@@ -215,8 +215,8 @@ static inline void decode_body(struct decoded *d, const struct body *b, size_t (
     else decode_in_pieces(d, b->format, b->op, b->limits, b->bytes, b->count, piece_of, context);
 }
 
-/* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. *d becomes the result of the
- * whole body. Prints each way that gives another result, and returns their number. */
+/* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. *d becomes the result of
+ * the whole body. Prints each way with another result, and returns the number of such ways. */
 static inline int decode_all_ways(struct decoded *d, const struct body *body)
 {
     int differences = 0;

@@ -116,7 +116,8 @@ static size_t decode_piece(base64_decoder *d, const char *piece, size_t count, u
     return taken;
 }
 
-/* Decodes a text in two pieces, and compares stop, offset, bytes and finish with the definition. */
+/* Decodes a text in two pieces. Compares the end, the offset and the bytes, and the result of base64_finish(), with
+ * the definition. */
 static void check_split(const char *text, size_t count, size_t split)
 {
     uint8_t want[LONGEST * 3], got[LONGEST * 3];
@@ -290,7 +291,7 @@ static void test_random_texts_of_likely_characters_agree(void **state)
 static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
-    /* The JSON scanner stops decoding at the backslash, decodes '/', and continues after the escape. */
+    /* The JSON scanner stops decoding at a backslash, decodes the escaped '/', and continues behind it. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
@@ -316,8 +317,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* A text of this length is stored by whole cache lines, which bypass the caches. The output begins at each position
-     * within a line. */
+    /* A text of this length is decoded with stores of whole cache lines that bypass the caches. The output begins at
+     * every offset within a line. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];

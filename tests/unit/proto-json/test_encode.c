@@ -21,7 +21,7 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     text = malloc(length + 1);
     assert_non_null(text);
     for (;;) {
-        /* The block has its exact size, so that the sanitizer sees a write beyond it. */
+        /* The block has exactly the requested size, so that AddressSanitizer reports a write beyond it. */
         char *piece = malloc(block);
         assert_non_null(piece);
         count = proto_encoder_read(e, piece, block);

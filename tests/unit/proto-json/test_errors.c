@@ -107,7 +107,8 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
     memset(pointer, '"', sizeof pointer), pointer[sizeof pointer - 1] = '\0';
     memset(request_id, '\x01', sizeof request_id), request_id[sizeof request_id - 1] = '\0';
     for (size_t room = 0; room <= 4096; room++) {
-        /* The block has its exact size, so that the sanitizer sees a write beyond it. */
+        /* The function may write `room` bytes. The byte after them must stay unchanged; AddressSanitizer reports
+         * writes further beyond. */
         char *text = malloc(room + 1);
         size_t length;
         assert_non_null(text);

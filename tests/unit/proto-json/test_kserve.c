@@ -863,7 +863,8 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* An HTTP thread parses the JSON at once, so the JSON has a limit. Numbers of tensors in it do not count. */
+/* The size of the JSON has a limit, because an HTTP thread parses it in one go. Tensors' numbers in the JSON do not
+ * count. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];
@@ -940,7 +941,7 @@ static void test_an_answer_is_written_as_it_was_asked_for(void **state)
     static const float lse[] = { 0, 0.5f, -__builtin_inff(), __builtin_inff() };
     static const struct {
         const char *more, *head;
-        size_t bytes; /* bytes after the JSON */
+        size_t bytes; /* number of bytes after the JSON */
     } cases[] = {
         { "",
           "{" BEGIN TIMING ",\"outputs\":[" OUT "\"data\":[1,2,3,NaN]}," LSE "\"data\":[0,0.5,-Infinity,Infinity]}]}",

@@ -34,7 +34,7 @@ static void read_in_pieces(const char *text, size_t count, numbers_type type, si
     result->status = NUMBERS_MORE;
     for (size_t at = 0, now = first; at < count || now == first; at += now, now = piece) {
         if (now > count - at) now = count - at;
-        /* The block has its exact size, so that a sanitizer sees a read beyond it. */
+        /* The block has exactly the piece's size, so that AddressSanitizer reports a read beyond it. */
         char *exact = malloc(now + 1);
         memcpy(exact, text + at, now);
         char *shrunk = realloc(exact, now ? now : 1);
@@ -361,7 +361,7 @@ static void test_integers_are_exact_to_their_ends(void **state)
     }
 }
 
-/* ---- Tests of the values that are read --------------------------------------------------------------------------- */
+/* ---- Tests of rounding in numbers that are read, and of words such as NaN ---------------------------------------- */
 
 static const struct narrow_format {
     numbers_type type;
@@ -431,7 +431,7 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* If the next code is infinite, numbers from the midpoint on must be refused. */
+            /* `fits`: the next number is finite. If it is infinite, texts from the midpoint on must be refused. */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);
@@ -497,7 +497,8 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
 {
     (void)state;
     static const struct {
-        /* becomes: the type to which numbers without a type are converted */
+        /* `type` is NUMBERS_UNTYPED if the numbers are read before their dtype is known; they are then converted to
+         * `becomes` */
         numbers_type type, becomes;
         const char *text, *error;
         uint32_t want; /* bit pattern of the second element */

@@ -89,7 +89,7 @@ static cJSON *parse_file(const char *file, size_t bytes)
     return json;
 }
 
-/* Compares the results that a client wants to check with exact ones, as the server does. */
+/* Judges the results that a client sent, as the server does. Returns the judge's report. */
 static judge_result *report_of(const proto_item *item)
 {
     judge_result *const report = malloc(sizeof *report);
@@ -104,7 +104,7 @@ static judge_result *report_of(const proto_item *item)
     return report;
 }
 
-/* Computes the problems of a request. The caller frees the answer. */
+/* Computes the problems of a request, and returns the answer's body. The caller frees it. */
 static char *answer(struct decoded *d, int *http, size_t *length)
 {
     attn_device *device;
@@ -151,8 +151,8 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* KServe's answer has the form of a safetensors file if the length of its JSON is put before it. parse_file() then
-     * reads it. */
+    /* After the length of its JSON is put before it, KServe's answer has the form of a safetensors file, which
+     * parse_file() reads. */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);
@@ -299,7 +299,7 @@ static void test_the_protocol_names_every_member(void **state)
         snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
         if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) &&
             (proto_operations[ATTN_OP_BACKWARD].usual >> id & 1))
-            continue; /* PROTOCOL.md names dq, dk and dv in a list */
+            continue; /* PROTOCOL.md may name dq, dk and dv in a list only */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
     }
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {

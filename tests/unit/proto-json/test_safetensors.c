@@ -41,7 +41,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes a tensor as JSON. Its data are the bytes `begin` to `end` - 1 of the files' data. */
+/* Writes a tensor as JSON. Its data are the bytes `begin` to `end` - 1 that file_of() would write as data. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];
@@ -220,8 +220,7 @@ static void test_a_context_of_digits_is_a_word(void **state)
     }
 }
 
-/* Even after a tensor of 4 or 5 bytes or none, the next one is at a multiple of 64. Otherwise decoded_text() ends the
- * program. */
+/* After a tensor of 0, 4 or 5 bytes, the next one still begins at a multiple of 64 (decoded_text() checks this). */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(
@@ -514,7 +513,7 @@ static void test_limits(void **state)
     limits.members = 2;
     check_refusals(&members, 1, &limits, ATTN_INVALID);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.values = 38; /* The header has 33 values, so __metadata__ may have five. */
+    limits.values = 38; /* 33 are in the header; the strings of __metadata__ may hold five */
     check_refusals(&values, 1, &limits, ATTN_TOO_LARGE);
     check_refusals(&fine, 1, &limits, ATTN_INVALID);
     limits.values = 4;

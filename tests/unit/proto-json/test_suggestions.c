@@ -18,7 +18,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body with the member `word` at `place`, an operation or a part of a body. */
+/* Writes a body with the member `word` at `place`, which names an operation or a part of a body. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
@@ -99,7 +99,7 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
-/* A recommended dtype must not have a suggestion of its own. */
+/* Checks the suggestion for `word`, which is no dtype. The suggested dtype must need no suggestion itself. */
 static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
     char name[SUGGESTION_DTYPE_BYTES];

@@ -86,8 +86,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* Trees of two tree_memories are made alternately, as for two bodies that arrive at the same time. Each needs more than
- * one block of memory. */
+/* Two tree_memories make trees alternately, as for two bodies that arrive at the same time. Each tree_memory needs
+ * more than one block. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;
@@ -169,7 +169,8 @@ static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
     }
 }
 
-/* Strings, a client's numbers (which keep their text) and indices become nodes of different types. */
+/* In the tree of a JSON body, strings, the client's numbers (which keep their text) and the scanner's indices become
+ * nodes of different types. */
 static void test_a_node_is_what_its_type_says(void **state)
 {
     static const char text[] = "[\"sn1\",\"n1e400\",7]";

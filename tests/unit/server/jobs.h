@@ -54,7 +54,7 @@ enum { PATIENCE_MS = 60000 }; /* time limit of WAIT_UNTIL() */
 
 /* ---- Gates: the fake backend waits until a test opens a gate ----------------------------------------------------- */
 
-/* A file for which the fake backend waits (its script says hold=PATH) until gate_open() deletes the file. */
+/* A gate: a file for which the fake backend waits (its script says hold=PATH) until gate_open() deletes the file. */
 struct gate {
     char path[64];
 };

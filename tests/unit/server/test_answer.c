@@ -29,7 +29,7 @@ static struct {
     MHD_ContentReaderCallback read;
     void *context;
 } sent;
-/* true: libmicrohttpd fails the next time that the server creates a response from a buffer */
+/* whether libmicrohttpd fails the next time that the server creates a response from a buffer */
 static bool no_response;
 
 struct MHD_Response *__real_MHD_create_response_from_buffer(size_t size, void *buffer,

@@ -122,7 +122,7 @@ struct rig {
 
 static const struct cache_shape shape = { HEADS, DIM, DIM_V, ATTN_F32, false, PAGE };
 
-/* Gives the pool its device's memory, which the pool must ask for only once. */
+/* Gives the pool its device's memory. Fails the test at the second call, because the pool must ask only once. */
 static attn_status give(void *context, size_t bytes, void **memory, attn_error *err)
 {
     struct rig *rig = context;
@@ -406,8 +406,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* The caches of a step (a decode or an append) with the most rows each grow by a page. Its page table then has the
- * largest size. */
+/* A step (a decode or an append) with the most rows has the largest page table allowed. If its cache then grows by a
+ * page before the step begins, the table is too large, and caches_table_bytes() fails. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -537,7 +537,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* The pool asks the device for memory again for each new cache, and give() would fail at its second call. */
+        /* Device b has refused its memory, so the pool asks for it again for each new cache. give() allows one call,
+         * so its count of calls restarts. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -831,7 +832,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* An append waits for the cache, but only an earlier scan of the queue has found it, so `next` need not wait. */
+    /* The decode `tries` still waits for the cache, but was not tried in this scan of the queue, so `next` may
+     * begin. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -908,7 +910,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    /* A step still reads the page after the cache's new end, so the pool keeps it. */
+    /* A decode in progress still reads the page after the cache's new end, so the pool keeps the page. */
     assert_int_equal(info.pages, 2);
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
@@ -987,7 +989,7 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        /* There is room for one cache, so the fork below looks for expired caches to remove. */
+        /* The table has room for one cache only, so caches_fork() looks for an expired cache to remove. */
         rig.caches = caches_new(1);
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),

@@ -295,7 +295,7 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL },
         /* a variable of the kernels library, not of the server */
         { "ATTN_CPU_ISA", "portable", NULL },
-        /* a variable that the supervisor sets for the server */
+        /* the supervisor process sets this variable for the server process */
         { "ATTND_INHERITED_SOCKETS", "3", NULL },
         /* variables that Kubernetes and Docker set for a service named attnd */
         { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },

@@ -120,7 +120,7 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Fails unless the next part of a job that a device finishes is `part`, and has no error. */
+/* Waits for the next part of a job that a device finishes. Fails unless this is `part`, without an error. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
@@ -137,8 +137,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     }
 }
 
-/* Lets the devices add up gradients that are sums over queries. Each part of the job has computed the sum over its own
- * queries. */
+/* Lets the devices add up the partial gradients of the job's parts. Each part has computed gradients that are sums
+ * over its own queries. */
 static void add_up(struct site *s, struct job *job, int parts)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -384,7 +384,8 @@ static void test_parts_are_added_in_their_order(void **state)
         float *const parts = malloc(3 * (size_t)elements * sizeof *parts);
         for (int64_t n = 0; n < 3 * elements; n++)
             parts[n] = (float)((rng_uniform(&r) - 0.5) * pow(2, (double)rng_between(&r, -8, 8)));
-        /* dk is the first of a part's sums. The fake device's memory is the host's, so the test can write to it. */
+        /* Replaces the partial dk of each part, which is at the beginning of part->sums. The fake device's memory is
+         * the host's. */
         for (const struct job_part *part = &job->part; part; part = part->next)
             memcpy(part->sums, parts + part->number * elements, (size_t)elements * sizeof *parts);
         add_up(&s, job, 3);
@@ -406,8 +407,7 @@ static void test_parts_are_added_in_their_order(void **state)
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* Bytes of one gradient. own: the sums of a part; share: the half of them that a device receives from the other
-     * part. */
+    /* Bytes of one partial gradient. own: all of it; share: the half that the other device copies and adds up. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -433,8 +433,8 @@ static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
     close_site(&s);
 }
 
-/* Memory of each device below. A part of SUMS keeps a quarter of it until the job is over, and a part of LARGE needs
- * more than three quarters. */
+/* Memory of each device in the tests below. Each part of a job of SUMS keeps a quarter of it until the job is over.
+ * Each part of a job of LARGE needs more than three quarters. */
 enum { SMALL_BYTES = 8 << 20 };
 #define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
 #define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
@@ -450,7 +450,7 @@ static struct job *job_in_two(struct site *s, struct fixture *f, const struct sp
     return job;
 }
 
-/* Waits until the device holds the part back, because too little memory was free. */
+/* Waits until the device holds back the part for lack of free memory. */
 static void assert_held(struct site *s, struct device *device, const struct job_part *part)
 {
     bool held = false;
@@ -569,8 +569,8 @@ static void test_a_part_that_passes_a_held_batch_may_be_held_itself(void **state
     close_site(&s);
 }
 
-/* The device cannot allocate memory for adding up a job's sums, and another batch waits for memory there. The job fails
- * at once, and the batch runs later. */
+/* A device has no memory left for adding up a job's partial gradients, and another batch waits for memory on this
+ * device. The job fails at once, and the batch runs later. */
 static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state)
 {
     const struct spec little = SPEC(HEADS(2, 2));
@@ -604,7 +604,8 @@ static void test_a_part_that_adds_up_takes_no_place_of_a_held_batch(void **state
     close_site(&s);
 }
 
-/* A job is cut only if there is memory for the sums of all its parts, on devices that can take a batch now. */
+/* A job is cut by queries only if devices that can take a batch now have memory for the partial gradients of all
+ * parts. */
 static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(512, 4096, 32));
@@ -620,7 +621,7 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     assert_int_equal(job->sum_parts, MOST_DEVICES);
     struct devices *const all = s.server.devices;
     for (int busy = 1; busy < MOST_DEVICES; busy++) {
-        all->device[busy]->outstanding += 1000; /* no room for another batch */
+        all->device[busy]->outstanding += 1000; /* the device counts as full */
         assert_int_equal(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns), busy < 3);
     }
     for (int n = 1; n < MOST_DEVICES; n++) all->device[n]->outstanding = 0;
@@ -794,7 +795,8 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    /* Each of three devices gets two of the six heads. A fourth device would not make the largest part smaller. */
+    /* Each of three devices gets two of the six heads. With a fourth device, the largest part would still have two
+     * heads. */
     assert_int_equal(cut_most_parts(s.server.devices, job), 3);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);

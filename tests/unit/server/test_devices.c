@@ -55,7 +55,7 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens fake devices that follow the script. A batch with hold=GATE waits until the test opens the gate. */
+/* Opens fake devices that behave as the script says. A batch with hold=GATE waits until the test opens the gate. */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -90,7 +90,7 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch that owns the jobs. Its cost is set to `flops` operations. */
+/* Returns a batch that owns `jobs`. Its cost is set to `flops` operations. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -375,7 +375,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* A batch for which scratch memory is missing must wait for the batch beside it, and then run. */
+/* A batch for which scratch memory is missing must wait for the other batch on its device, and then run. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -384,8 +384,8 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* Each batch makes three allocations, of which the last is scratch memory. Allocation 6 is that of the second
-     * batch. */
+    /* Each batch makes three allocations, of which the last is scratch memory. So allocation 6 is the scratch memory
+     * of the second batch. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
@@ -522,7 +522,7 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
 
 /* ---- Tests of devices that verify their outputs in float64 ------------------------------------------------------- */
 
-/* Returns a job with three problems. The device computes the first and the third again in float64 to verify them. */
+/* Returns a job with three problems. The device verifies the first and the third by computing them in float64. */
 static struct job *two_truths(struct bench *b)
 {
     char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(5, 4, "\"verify\": 2"),
@@ -618,7 +618,8 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* A second step of the verification would make the device fail, so the verification must end before it. */
+    /* The script makes the device fail in the second step of the verification. The verification must end before this
+     * step. */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -667,8 +668,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* An error of earlier work has made the device unusable. The device must count as lost, although a copy then fails with
- * an error after which a device is usable. */
+/* An error of earlier work has made the device unusable. The device must count as lost, even if a copy then fails
+ * with another error that alone would leave it usable. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -768,7 +769,7 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used);
     }
-    /* Another batch could run in this time, if nothing held it back. */
+    /* No batch may finish in this time. */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
@@ -837,7 +838,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* Gives the device a batch of one job with `rows` rows, from the caller whose work is `flow`. */
+/* Gives the device a batch of one job with `rows` rows, which belongs to the caller of `flow`. */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -848,8 +849,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* Batches of several callers run on a device. A short batch of another caller may run beside them, after one of them
- * has run for much longer than the short one needs. */
+/* Batches of several callers run on a device. A short batch of a further caller may join them when the oldest has
+ * run for much longer than the short batch takes. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -878,8 +879,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* One caller has a batch on each of the device's two streams, and one that waits. A batch of another caller must run
- * nevertheless. */
+/* One caller fills both streams of a device with long batches, and has a third batch waiting. A batch of another
+ * caller must be able to start nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -985,7 +986,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    /* For two HTTP threads, a device has two streams on which they run small problems themselves. */
+    /* With two HTTP threads, a device has two streams on which these threads run small problems. */
     b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
@@ -1009,7 +1010,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     close_bench(&b);
 }
 
-/* Returns a forward whose numbers differ from those of all others in the test. */
+/* Returns a forward whose numbers differ from those of all other forwards in the test. */
 static struct job *own_forward(struct bench *b, int rows, const char *extra, int number)
 {
     struct job *job = ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, extra));
@@ -1024,7 +1025,7 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    /* Every copy would fail, but these devices read request bodies in place. */
+    /* These devices fail at every copy, but they read request bodies in place. */
     open_readers(&b, 1, "copy.err=700", NULL);
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
@@ -1036,8 +1037,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems are not joined into one if they differ in an option, share a body, or have an lse whose size is no multiple
- * of 16 bytes. */
+/* Problems are not joined into one larger problem if they differ in an option, if they share a body, or if the size
+ * of lse is no multiple of 16 bytes. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;

@@ -24,7 +24,7 @@
 /* A server for one connection: it reads a request, sends `answer` and closes the connection. */
 struct connection {
     int listener, port;
-    char path[64];      /* a unix socket; if empty, the server listens on TCP */
+    char path[64];      /* path of a Unix socket; empty: the server listens on TCP */
     const char *answer; /* NULL: the server stays silent until the client leaves */
     size_t answer_bytes;
     char request[2048];

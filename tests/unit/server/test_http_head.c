@@ -89,7 +89,7 @@ static void test_values(void **state)
     /* The value ends in white space, so it is copied. The copy fills the room for copies exactly. */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
-    /* This value ends in white space too, and no room for a copy is left. */
+    /* This value ends in white space, so it needs a copy, but the room for copies is full. */
     http_head_header(&f, "Authorization", 13, "a ", 2);
     assert_false(http_head_end(&f));
     assert_string_equal(f.fault, "Authorization is too long");
@@ -175,7 +175,7 @@ static void test_what_accept_wants(void **state)
     (void)state;
     static const struct {
         const char *accept;
-        /* 1: the header prefers application/json to application/x-b; 0: it accepts both equally; -1: otherwise */
+        /* the preferred type: 1: application/json; -1: application/x-b; 0: both are accepted equally */
         int json;
         bool none;
     } cases[] = {

@@ -100,7 +100,8 @@ static void test_load(void **state)
         enum http_threads_load want;
     } cases[] = {
         { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
-        /* Below 1000 requests per second the load counts as idle; if threads are pinned (`held`), below 500. */
+        /* Below 1000 requests per second the server counts as idle. If threads are pinned (`held`), the limit is
+         * 500. */
         { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE },
         { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
         { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },
@@ -185,7 +186,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    /* Without requests, threads are not pinned. */
+    /* Without requests, the server no longer pins threads to cores. */
     look(&threads, &now_ms, 0, 0);
     assert_int_equal(cores_of(&threads.list[0]), n);
     look(&threads, &now_ms, 1000, 900);

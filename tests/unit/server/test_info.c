@@ -200,7 +200,7 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* One path with two methods is one entry of the OpenAPI document, with the path's parameter. */
+/* Two methods of one path form one entry of the OpenAPI document, with the path's parameter. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -395,7 +395,8 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Caches' tensors have shapes of their own, so the general description of k and v would be wrong there. */
+/* In requests on caches, k and v have other shapes than in a forward, so the OpenAPI document must describe them
+ * differently. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
     (void)state;
@@ -423,8 +424,8 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* Requests that change something have special answers: 403 for another site's page, 400 for a query in the URL, 507 if
- * infer finds no page for a sequence. */
+/* The OpenAPI document must list the special answers of requests that change something: 403 for another site's page,
+ * 400 for a query in the URL, 507 if infer finds no page for a sequence. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;
@@ -474,7 +475,7 @@ static void check_name(const char *name)
         if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
 }
 
-/* Code generators make a constant in capitals of each enum value, so the values must differ in capitals too. */
+/* Code generators turn each enum value into a constant in capitals, so the values must differ in capitals too. */
 static void check_enums(const cJSON *tree)
 {
     const cJSON *child;

@@ -383,7 +383,8 @@ static void test_repeats_are_told_while_nothing_else_happens(void **state)
     uint64_t events = 0;
     size_t used = 0;
     int64_t second;
-    /* Repeats until all lines fall into one second, because the log reports omitted lines in the next one. */
+    /* Repeats until all lines fall into one second, because in the next second the log reports the lines that it
+     * omitted. */
     do {
         for (second = second_now(); second_now() == second;) nanosleep(&pause, NULL);
         second = second_now();

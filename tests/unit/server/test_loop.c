@@ -233,7 +233,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the scheduler's loop returns `request`, because it can be answered. */
+/* Waits until the scheduler's loop gives `request` back, ready to be answered. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -309,8 +309,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* Requests alternate between two head sizes. At most two of one size go to the device together, the oldest first. The
- * second batch fails. */
+/* Five requests alternate between head sizes 4 and 8. A batch takes at most two requests, of one head size, the
+ * oldest first. The second batch fails. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -488,7 +488,7 @@ static void unblocked(uv_work_t *work, int status)
     (void)work, (void)status;
 }
 
-/* Blocks the only thread of libuv's pool until gate_open(&s->pool). Must be called before start(). */
+/* Blocks the only thread of libuv's thread pool until gate_open(&s->pool). Must be called before start(). */
 static void block_pool(struct scene *s)
 {
     gate_shut(&s->pool);
@@ -512,8 +512,8 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The first request is verified by its device, and the second by the CPU, because its device cannot compute in
- * float64. */
+/* The device verifies the results of the first request. It cannot compute those of the second in float64, so the CPU
+ * verifies them. */
 static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
 {
     struct scene *const s = *state;
@@ -626,7 +626,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers a region "r" of 8 MiB of shared memory. Returns a descriptor of the region's object. */
+/* Registers a region "r" of 8 MiB of shared memory. Returns a file descriptor of the shared memory object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -651,7 +651,8 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a checked forward whose `out` is to be written to the region "r" of shared memory. */
+/* Returns a request whose body has been checked: a forward whose `out` is to be written to the region "r" of shared
+ * memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -875,7 +876,8 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The check runs in another thread. Only after it has ended is the request answered. */
+/* The deadline passes during the check of the body, which runs in another thread. The request is answered only after
+ * the check has ended. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -918,7 +920,7 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* its connection was opened before the server began to stop */
+    assert_ok(s, posted_forward(s)); /* the request's connection was opened before the server began to stop */
     gate_open(&s->gate);
     assert_ok(s, held);
     assert_int_equal(end(s, false), 0);
@@ -985,7 +987,7 @@ static int64_t length_of(struct scene *s, struct cache_info info)
     return info.length;
 }
 
-/* Returns a checked decode that appends `rows` positions to a cache. */
+/* Returns a request whose body has been checked: a decode that appends `rows` positions to a cache. */
 static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
 {
     char extra[128];
@@ -1313,7 +1315,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* There is no memory for the first, or for the second of the problem's two batches. */
+    /* The problem needs two batches. The allocation fails for the first batch, and then for the second. */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

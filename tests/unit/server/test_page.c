@@ -148,7 +148,7 @@ static void test_a_page_is_whole_and_names_the_version(void **state)
         assert_string_equal(page + strlen(page) - 8, "</html>\n");
         assert_non_null(strstr(page, "<span id=\"version\">" ATTND_VERSION "</span>"));
         for (const char *at = page; (at = strchr(at, '@')) != NULL; at++)
-            /* No @PLACEHOLDER may be left in the page (@media is none). */
+            /* No @PLACEHOLDER may be left in the page. (@media is no placeholder.) */
             assert_false(at[1] >= 'A' && at[1] <= 'Z');
         free(page);
     }

@@ -24,7 +24,7 @@ static void test_a_wait_in_naps_ends_with_an_event_or_at_its_end(void **state)
     polling_sleep_until(set, clock_ns() - 1);
     assert_int_equal(write(events, &(uint64_t){ 1 }, 8), 8);
     polling_sleep_until(set, INT64_MAX);
-    /* The event is still there after the sleep. */
+    /* The sleep must leave the event in the set. */
     assert_int_equal(epoll_wait(set, &event, 1, 0), 1);
     close(events);
     close(set);

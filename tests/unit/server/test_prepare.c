@@ -1,5 +1,5 @@
 /* test_prepare.c: tests how a decoded body becomes a job (one request's problems) that a device can run: where its
- * outputs lie, which jobs are of one kind, which memory and contexts it holds, and what is refused. */
+ * outputs lie, which jobs may share a batch, which memory and contexts it holds, and what is refused. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -36,7 +36,8 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* Checks that a job (one request's problems) is refused with this status and, unless it is NULL, this message. */
+/* Checks that a job (one request's problems) is refused with `status` and, unless `text` is NULL, with the message
+ * `text`. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
@@ -73,7 +74,7 @@ static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
     assert_true(job->outputs.memory < inputs + job->inputs_used + 64);
     assert_ptr_equal(p->out.data, job->outputs.memory);
     assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* out has 60 bytes, rounded up to 64 */
-    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, rounded up to 64 */
+    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, also rounded up to 64 */
     job_release(job);
     close_bench(&b);
 }
@@ -184,7 +185,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* A problem alone and an envelope with one problem can be computed in one batch. */
+    /* A body with a single problem and an envelope with one problem can share a batch. */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -344,8 +345,8 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 
 /* ---- Tests of which jobs are verified ---------------------------------------------------------------------------- */
 
-/* Returns a forward of 4097 queries and keys with heads of 64 numbers, whose `rows` rows are to be verified. The CPU
- * may verify 2048. */
+/* Returns a forward of 4097 queries and keys with heads of 64 numbers. The client wants `rows` rows verified; the
+ * CPU verifies at most 2048 rows. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -388,7 +389,8 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        /* If the device verifies the results, the job's time includes this, and the job runs alone. */
+        /* If the device verifies the results, the job's expected time includes the verification, and no other job
+         * joins its batch. */
         if (cases[c].device) {
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");
@@ -434,7 +436,7 @@ static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
     assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
-    /* A backward needs lse, so it is computed although the client did not ask for it. */
+    /* A later backward needs lse, so the forward computes it although the client did not ask for it. */
     assert_int_equal(job->call->items[0].problem.lse.rank, 3);
     assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
@@ -617,7 +619,8 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* Even with slow rows only, the problem would take a millisecond, so the server does not look for them. */
+    /* Even if all rows were slow, the problem would take only a millisecond, so the server does not look for slow
+     * rows. */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
     job->worst_seconds = 1e6;
     prepare_look_closer(job, &b.info);

@@ -107,8 +107,8 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Jobs arrive in the order of `waiting`. Each letter is a job; jobs with equal letters may leave together, and a '-'
- * leaves alone. */
+/* Jobs arrive in the order of `waiting`. Each letter is a job. Jobs with equal letters may share a batch; the job
+ * '-' is always a batch of its own. */
 static void test_batches(void **state)
 {
     (void)state;
@@ -303,7 +303,7 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* Caller a had no jobs while b had four turns. It must not get four turns in a row now. */
+    /* While caller a had no jobs, four jobs of b ran. This must not give a four turns in a row afterwards. */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);

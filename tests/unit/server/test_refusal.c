@@ -85,7 +85,7 @@ static void test_nobody_waits_for_a_client_that_does_not_read(void **state)
     assert_true(errno == EAGAIN || errno == EWOULDBLOCK);
     refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL);
     close(fds[1]);
-    /* If the client has left, there must be no SIGPIPE. */
+    /* If the client has closed its connection, sending must not raise SIGPIPE. */
     refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL);
     close(fds[0]);
 }

@@ -31,7 +31,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* A server with room for two requests that are received and two that wait for a device. */
+/* Opens a server with room for two requests that are received, and for two that wait for a device. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -97,7 +97,8 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* A request whose route is unknown does not count as received yet, because it may have no tensors. */
+    /* Until the server knows a request's route, it does not count the request as received, because the request may
+     * have no tensors. */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);

@@ -1,5 +1,5 @@
-/* test_routes.c: tests that every row of the table of URLs is valid, and of the lookup of a path and a method in tables
- * of their own. */
+/* test_routes.c: tests that every row of the server's table of URLs is valid. Tests of the lookup of a path and a
+ * method use small tables of their own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -220,7 +220,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
                         "application/json or application/x-safetensors");
 }
 
-/* ---- Tests of patterns of paths ---------------------------------------------------------------------------------- */
+/* ---- Tests of the patterns of URL paths -------------------------------------------------------------------------- */
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
@@ -395,7 +395,7 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/info", ", did you mean /v1/info?" },
         { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
         { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
-        /* Only the main port has a similar path, so nothing is suggested. */
+        /* On the metrics port nothing is suggested, because only the main port has a similar path. */
         { PORT_METRICS, "/v1/attention/foward", "" },
         { PORT_MAIN, "/v1/chat/completions", MODELS },
         { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },

@@ -144,7 +144,7 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
     staging_release(staging, a);
-    /* The pool unmaps a free block that it had kept for reuse. */
+    /* To stay within its limit, the pool unmaps the free block that it had kept for reuse. */
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_OK);
     assert_true(staging_leased_bytes(staging) + staging_warm_bytes(staging) <= (int64_t)MIB);
     staging_release(staging, b);
@@ -299,13 +299,12 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* Memory that is leased before its bytes arrive has a limit of its own, which is reached. Other leases still
-     * succeed. */
+    /* Memory that is leased before its bytes arrive has now reached its limit. Other leases still succeed. */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]);
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    /* Memory whose bytes have arrived may grow. */
+    /* A lease may grow once the bytes of its block have arrived. */
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);

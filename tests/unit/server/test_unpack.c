@@ -30,8 +30,8 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
     return to;
 }
 
-/* Unpacks a body that arrives in parts of `part` bytes. *out becomes the length of the result, which must equal `want`,
- * if that is given. */
+/* Unpacks a compressed body that arrives in pieces of `part` bytes. *out becomes the length of the result. If `want`
+ * is given, the result must equal it. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
 {
@@ -95,7 +95,7 @@ static void test_a_body_without_a_byte_is_not_this_file_s_to_refuse(void **state
     assert_int_equal(unpack_all(UNPACK_GZIP, 10, "", 0, 1, NULL, &out, &err), ATTN_OK);
 }
 
-/* Each case changes one byte of the compressed form of "hello", cuts it off, or appends to it. */
+/* Each case changes one byte of the compressed form of "hello", shortens the form, or appends to it. */
 static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void **state)
 {
     static const struct {

@@ -1,4 +1,5 @@
-/* test_text.c: tests every limit and every failure of text.c, which it includes to make memory fail. */
+/* test_text.c: tests every limit and every failure of text.c. It includes text.c, so that it can make allocations
+ * fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
