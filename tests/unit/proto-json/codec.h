@@ -203,7 +203,8 @@ struct body {
     const void *bytes;
     size_t count;
     const proto_limits *limits; /* NULL: the default limits */
-    const proto_model *model;   /* the model of a KServe body, whose operation replaces `op` */
+    /* if the body is a KServe request: its model, whose operation counts instead of `op`; NULL: another format */
+    const proto_model *model;
     /* the length of a KServe body's JSON as the request states it, or -1 if it is not stated */
     int64_t json_bytes;
 };

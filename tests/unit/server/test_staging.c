@@ -299,8 +299,7 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* Memory that is leased before its bytes arrive has a limit of its own, which is reached. Other leases still
-     * succeed. */
+    /* The limit on memory that is leased before its bytes arrive is reached. Other leases still succeed. */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]);
