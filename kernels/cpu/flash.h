@@ -394,8 +394,8 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
- * and infinity. Both return what they found in the elements, as bits of enum flash_values. `scratch` has FLASH_UNIT *
- * cols floats. */
+ * and infinity. Both return which unusual numbers (huge, infinite or NaN) the elements contain, as bits of enum
+ * flash_values. `scratch` has FLASH_UNIT * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,

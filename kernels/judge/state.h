@@ -166,8 +166,8 @@ struct judge {
      * keys, as unit numbers. Otherwise they are indices of tiles of queries. */
     int64_t *sample;
     int64_t sample_count;
-    /* tiles of the frame `other` (the problem read with heads and rows exchanged) on which mistakes are tested first,
-     * as unit numbers; NULL: all its tiles */
+    /* The tiles (of queries or of keys, as unit numbers) of the frame `other` on which mistakes are tested first. NULL:
+     * all its tiles. `other` is the problem read with heads and rows exchanged. */
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */

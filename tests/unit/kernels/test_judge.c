@@ -609,7 +609,8 @@ static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = A
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* The judge leaves 5 * 10^10 multiply-adds per head to a device. */
+/* This backward takes 5 * 10^10 multiply-adds per head. These are too many for the judge, so it asks for the float64
+ * results of a device. */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,

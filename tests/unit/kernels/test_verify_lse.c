@@ -217,7 +217,7 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* With a causal mask, the queries are as many as the keys of one part, and the last ones of the sequence. */
+        /* With a causal mask, the problem has only the last queries of the sequence, as many as one part has keys. */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);

@@ -48,7 +48,7 @@ struct decoded {
     proto_call *call;
     attn_status status;
     attn_error err;
-    /* KServe: fill_shared() fills the regions of shared memory that the body names */
+    /* whether fill_shared() is called, to fill the regions of shared memory that a KServe body names */
     bool has_regions;
 };
 
