@@ -384,7 +384,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* Each batch makes three allocations, of which the last is scratch memory. Allocation 6 is that of the second
+    /* Each batch makes three allocations; the third is scratch memory. Allocation 6 is the scratch memory of the second
      * batch. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
