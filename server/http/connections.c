@@ -211,7 +211,8 @@ static bool has_unread(const struct connection *connection)
 }
 
 /* True if the server has read all bytes that this client has sent, and the connection either is between two requests or
- * has never received a byte. A unix socket never counts as the latter, because the kernel counts no bytes for it. */
+ * has never received a byte. On a unix socket only the first of these two is tested, because the kernel does not count
+ * the bytes that such a socket has received. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
