@@ -34,9 +34,10 @@ struct attn_counter {
      * or row with which the next step goes on. */
     int64_t plane, next;
     attn_sequence s;
-    /* With FlashMask (BY_KEYS), the prefix sum up to counts[n] is the number of pairs in band n (a group of rows)
-     * whose key is seen by all rows of the band. With keep_mask or bias (BY_ELEMENTS), counts[n] is the number of
-     * visible elements in block n of the keys. */
+    /* Numbers of visible (query, key) pairs. With keep_mask or bias (BY_ELEMENTS), counts[n] is for block n of the keys
+     * and the present band (group of rows). With FlashMask (BY_KEYS), the sum of counts[0] to counts[n] is for band n
+     * and the present block of keys. This sum has only those intervals of rows (which see one key) that begin before
+     * the band and end after it. */
     int64_t *counts;
     attn_counts found;
 };
@@ -148,8 +149,8 @@ static bool step_by_formula(struct attn_counter *c)
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
 /* Counts rows [lo, hi), all of which see one key, for the bands (groups of tile[0] rows) to which they belong. `parts`
- * counts the rows of the first and the last band. c->counts counts the rows of all bands between these two, and stores
- * them as differences between neighbouring bands. */
+ * has a number of rows for each band, and counts the rows of the first and the last band. c->counts counts the bands
+ * between these two. It stores the difference between each band's number of rows and that of the band before. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];

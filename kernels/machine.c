@@ -111,8 +111,8 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    /* a path with "/.." means that the process's cgroup lies outside its cgroup namespace, of which only the root is
-     * readable */
+    /* A path with "/.." means that the process's cgroup lies outside its cgroup namespace. Only the namespace's root is
+     * then readable. */
     if (strstr(path, "/..") != NULL) path = "";
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {

@@ -93,9 +93,9 @@ lse_variants lse_variants_of(const attn_problem *p)
         const unsigned without = table[v].without;
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
-        if (without == LSE_MASKS) /* this variant leaves out all masks; if there is only one mask, an earlier variant
-                                   * already does */
-            all.list[v].applies = (masks & (masks - 1)) != 0;
+        /* The variant of lse that leaves out all masks applies only if the problem has several masks. If it has one, an
+         * earlier variant, which leaves out this mask, gives the same lse. */
+        if (without == LSE_MASKS) all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
         for (int before = 0; before < v; before++) all.list[v].applies &= !is_same_scale(scales[before], scales[v]);

@@ -45,7 +45,8 @@ enum {
     NUMBERS_TEXT_MAX = 24,
 };
 
-/* The type of the converted elements: each attn_dtype, or float64 while the dtype is not known. */
+/* The type to which numbers are converted: one of the attn_dtypes, or float64 (NUMBERS_UNTYPED) while the dtype is not
+ * known. */
 typedef enum numbers_type {
 #define X(id, ...) NUMBERS_##id = ATTN_##id,
     ATTN_DTYPE_MAP(X)

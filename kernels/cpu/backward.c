@@ -178,7 +178,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
     if (!type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda) &&
         f->may_overflow)
         found = FLASH_WILD;
-    int large = FLASH_TAME; /* what packing found in the rows of Q and dO by which P and dS are multiplied */
+    /* which unusual numbers (huge, infinite or NaN) are in the rows of Q and dO by which P and dS are multiplied */
+    int large = FLASH_TAME;
     if (f->p->dk.rank)
         large |= flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride,
                                      f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, scratch.clean);
@@ -336,7 +337,7 @@ struct chunk {
     /* whether the chunk's keys have been packed, which is done when the first query that sees one of them is found */
     bool packed;
     bool wild;  /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
-    int values; /* what packing found in the chunk's keys and values (enum flash_values) */
+    int values; /* which unusual numbers (huge, NaN) K and V of the chunk contain: bits of enum flash_values */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums (the NaN and infinite elements of dO) must be added to dv */
 };
 

@@ -221,8 +221,8 @@ void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, in
     }
 }
 
-/* Converts FLASH_UNIT rows to f32, replaces NaN and infinity by 0, and packs the result. Returns what packing found in
- * the rows, as bits of enum flash_values. */
+/* Converts FLASH_UNIT rows to f32, replaces NaN and infinity by 0, and packs the result. Returns which unusual numbers
+ * (huge, infinite or NaN) the rows contained, as bits of enum flash_values. */
 static int pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype,
                            int64_t stride, void *operand, int64_t ld, float *scratch)
 {

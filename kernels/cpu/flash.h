@@ -90,7 +90,7 @@ struct flash_lse {
     double top, rest;
 };
 
-/* What packing found in the elements of a tile, as a set of bits. */
+/* Which unusual numbers (huge, infinite or NaN) a packed tile contains, as a set of bits. */
 enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME or more) that a sum of them may be infinite */
@@ -99,8 +99,8 @@ enum flash_values {
     FLASH_WILD = 4,
 };
 
-/* Returns the exponent (base 2) below which a probability is 0, if it is multiplied by numbers in which packing found
- * `values`. */
+/* Returns the exponent (base 2) below which a probability is taken as 0. `values` (bits of enum flash_values) tells
+ * which unusual numbers are among those by which the probability is multiplied. */
 static inline float flash_least(int values)
 {
     return values & (FLASH_LARGE | FLASH_UNREAL) ? SIMD_EXP2_LEAST : SIMD_EXP2_LEAST_TAME;
@@ -197,7 +197,7 @@ struct flash {
 
     /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
     char *kv;
-    uint8_t *kv_values;   /* what packing found in the elements of each key tile: bits of enum flash_values */
+    uint8_t *kv_values;   /* which unusual numbers (huge, NaN) each key tile contains: bits of enum flash_values */
     int64_t kv_key_bytes; /* bytes per key in `kv`, for packed K and V together */
     /* array [B][mask heads][mask_blocks] with the smallest and largest FlashMask bounds of each block of
      * FLASH_MASK_BLOCK keys */
@@ -218,8 +218,8 @@ struct flash {
     /* lse of each row whose P cannot be computed as exp2(score - lse2) in float32 (see exact.c); the entries of all
      * other rows are undefined */
     struct flash_strange *strange;
-    /* what packing found in each row tile (bits of enum flash_values), at index row0 / FLASH_UNIT. The bit FLASH_WILD
-     * refers to Q, and FLASH_UNREAL to dO. */
+    /* [row0 / FLASH_UNIT]: which unusual numbers (huge, NaN) each row tile contains, as bits of enum flash_values. The
+     * bit FLASH_WILD refers to Q, and FLASH_UNREAL to dO. */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: number of bytes that FLASH_UNIT rows of Qat and dOat take */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
@@ -394,8 +394,8 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* flash_pack_clean_b() and flash_pack_clean_at() do what pack_b() and pack_at() of simd.h do, with 0 in place of NaN
- * and infinity. Both return what they found in the elements, as bits of enum flash_values. `scratch` has FLASH_UNIT *
- * cols floats. */
+ * and infinity. Both return which unusual numbers (huge, infinite or NaN) the elements contain, as bits of enum
+ * flash_values. `scratch` has FLASH_UNIT * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,

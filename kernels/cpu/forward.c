@@ -76,8 +76,8 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- Phase FLASH_PREPARE: packing K and V ------------------------------------------------------------------------ */
 
-/* Packs K^T, and behind it V, of keys j0 to j0 + n - 1 for matrix products. Returns what packing found in both, as bits
- * of enum flash_values. */
+/* Packs keys j0 to j0 + n - 1 for matrix products: stores K^T at `kv`, and V behind it. Returns which unusual numbers
+ * (huge, infinite or NaN) K and V contain, as bits of enum flash_values. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {

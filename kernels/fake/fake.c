@@ -1100,7 +1100,8 @@ static bool truth_is_here(const struct fake_device *device, const struct command
 
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
-    /* source_is_there() takes the lock of the other device, and no thread may hold both locks */
+    /* source_is_there() is called before this device is locked. It takes the lock of another device, and no thread may
+     * hold the locks of two devices. */
     bool sane = c->kind != COMMAND_PEER || source_is_there(c);
     pthread_mutex_lock(&device->lock);
     if (c->kind == COMMAND_PEER) sane = sane && owns(device, c->to, c->bytes);

@@ -31,8 +31,8 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
  * its mistakes alone, by more than this number. */
 #define JUDGE_PAIR_GAIN 1.1
 /* Limits, in multiply-adds, on the work of testing a mistake on tiles of keys. If the mistake changes out or lse, each
- * tile of keys needs the forward of a head again. JUDGE_KEYS_CONFIRMED is the limit when PHASE_CONFIRM tests the best
- * explanation. */
+ * tile of keys needs the forward of a head again. JUDGE_KEYS_CONFIRMED is the limit for the test of the best
+ * explanation (in PHASE_CONFIRM), JUDGE_KEYS_TESTED the limit for all other tests. */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 

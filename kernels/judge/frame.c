@@ -132,9 +132,9 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
     return (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
 }
 
-/* Returns the index in struct truth (float64 results) of the first key of head hk in sequence b. A device stores keys
- * in the order of attn_truth. The judge stores them in the order in which they are cut into tiles; f->lines is the
- * number of keys cut so far. */
+/* Returns the index of the first key of head hk in sequence b, in the arrays dk and dv of struct truth (float64
+ * results). If a device computes these arrays (f->as_device), keys have the order of attn_truth. If the judge computes
+ * them, keys have the order in which they are cut into tiles. f->lines is the number of keys cut so far. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;

@@ -2,7 +2,7 @@
  * what a judge does.
  *
  *   judge.c        opens and closes a judge; the phases of its work
- *   units.c        in which tiles of a large problem the roundings of correct kernels are imitated
+ *   units.c        chooses the tiles of a large problem that are also computed with the roundings of correct kernels
  *   pass.c         computes tiles with one mistake, or with imitated roundings, and sums up differences
  *   steps.c        the order in which a pass takes its tiles, and the computation of a tile of keys
  *   verdict.c      errors, limits and verdict
@@ -87,10 +87,12 @@ struct worst_units {
 struct pass {
     variation v;
     struct frame *frame;
-    /* the tiles over which the pass goes: their indices, or unit numbers if by_units is true; NULL: all tiles */
+    /* The tiles over which the pass goes; NULL: all tiles. If by_units is true, a number n < frame->count stands
+     * for frame->tiles[n] (queries), and frame->count + n for frame->key_tiles[n] (keys). If not, all numbers are
+     * indices in frame->tiles. */
     const int64_t *list;
-    /* Whether `list` has unit numbers. If not, it has tiles of queries. In a backward these are all tiles of some
-     * key/value heads, because dk and dv are compared after a head's last tile. */
+    /* Whether `list` may have tiles of queries and tiles of keys. If not, it has only tiles of queries. In a backward
+     * these are all tiles of some key/value heads, because dk and dv are compared after a head's last tile. */
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
@@ -141,7 +143,8 @@ struct judge {
     int index;
 
     struct worst_units worst[FRAME_TENSORS];
-    /* unit numbers of the units (tiles) in which the roundings of correct kernels are imitated; NULL: all tiles */
+    /* the tiles (of queries or of keys, as unit numbers) that are also computed with the roundings of correct kernels;
+     * NULL: all tiles */
     int64_t *emulated;
     int64_t emulated_count;
     /* differences between the truth (float64 results) and results with the roundings of a correct kernel. Several
@@ -159,11 +162,12 @@ struct judge {
     judge_verdict verdict;
     unsigned wrong; /* set of the tensors whose errors exceed their limits: bit n stands for frame_tensors[n] */
 
-    /* indices of the tiles on which mistakes are tested first; if units_are_sampled(), unit numbers */
+    /* The tiles on which mistakes are tested first. If units_are_sampled() is true, these are tiles of queries or of
+     * keys, as unit numbers. Otherwise they are indices of tiles of queries. */
     int64_t *sample;
     int64_t sample_count;
-    /* tiles of the frame `other` (the problem read with heads and rows exchanged) on which mistakes are tested first,
-     * as unit numbers; NULL: all its tiles */
+    /* The tiles (of queries or of keys, as unit numbers) of the frame `other` on which mistakes are tested first. NULL:
+     * all its tiles. `other` is the problem read with heads and rows exchanged. */
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */

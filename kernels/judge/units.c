@@ -1,5 +1,5 @@
-/* units.c: in which tiles a judge emulates correct kernels (imitates their roundings) if a device has computed the
- * truth (float64 results) of all rows.
+/* units.c: chooses the tiles that a judge computes with the roundings of correct kernels (emulates), if a device has
+ * computed the truth (float64 results) of all rows.
  *
  * A device computes the truth in milliseconds, but emulating correct kernels takes the judge five times as long as
  * computing the truth would. Therefore the judge emulates only some units of a large problem (a unit is a tile of
@@ -11,13 +11,12 @@
 
 #include "kernels/judge/state.h"
 
-/* The least number of units of one kind (tiles of queries, or tiles of keys) in which correct kernels are emulated. It
- * is smaller for a backward, which has units of both kinds and takes longer for each. */
+/* The least number of tiles of queries, and of tiles of keys, that a judge computes with the roundings of correct
+ * kernels. It is smaller for a backward, which needs tiles of both kinds and takes longer for each. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 
-/* Bound on the work of emulating one correct kernel (imitating its roundings) in the units of one kind (tiles of
- * queries, or tiles of keys), in multiply-adds. A judge emulates the kernel in as many units as this bound allows, but
- * in at least LEAST_UNITS. */
+/* Bound, in multiply-adds, on the work of computing tiles of one kind (of queries or of keys) with the roundings of one
+ * correct kernel. A judge computes as many tiles as this bound allows, but at least LEAST_UNITS. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 
 /* Inserts a unit (a tile) with its error into a list of the units with the largest errors. If the list already has the

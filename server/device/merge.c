@@ -195,8 +195,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds copies of one tensor between a job and the merged problem. If the rows of the merged tensor are longer than the
- * job's, each row needs a copy of its own. */
+/* Appends to slot->moves the copies of one tensor between a job (to it if `out`) and the merged problem. If the rows of
+ * the merged tensor are farther apart than those of the job's tensor, each row needs a copy of its own. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

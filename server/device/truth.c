@@ -117,8 +117,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* After the last exact output, enqueues a copy to the host: of the differences from the exact outputs (`verify`), or of
- * the exact outputs themselves (check of a client's results). */
+/* Enqueues a copy to the host, when the computation of all exact outputs is enqueued. For the option `verify` it copies
+ * the differences from the exact outputs. For a check of a client's results it copies the exact outputs themselves. */
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

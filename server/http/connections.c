@@ -175,8 +175,9 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* The sweep reads since_ms, progress_bytes and phase in the reverse order. Otherwise it might see an old since_ms
-     * together with 0 bytes, and cut the client as too slow. */
+    /* The three stores have a fixed order: since_ms, then progress_bytes, then phase. connections_sweep() loads phase
+     * first and since_ms last. Otherwise it might combine an old since_ms with 0 bytes, and cut the client as too
+     * slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -209,8 +210,9 @@ static bool has_unread(const struct connection *connection)
     return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
-/* True if the server has read everything from this client, and the connection is idle or the client has never sent a
- * byte. A unix socket counts only if it is idle, because the kernel does not tell whether it has received bytes. */
+/* True if the server has read all bytes that this client has sent, and the connection either is between two requests or
+ * has never received a byte. On a unix socket only the first of these two is tested, because the kernel does not count
+ * the bytes that such a socket has received. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;

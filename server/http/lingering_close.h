@@ -22,8 +22,8 @@ enum lingering_close_why {
     LINGER_DELIVER, /* the socket stays open until the answer has been delivered */
     /* the socket stays open, and bytes are dropped, until the client closes its side or a limit is reached */
     LINGER_DROP,
-    /* as LINGER_DELIVER: until the answer has been delivered. The socket was also shut down for reading (see
-     * reset_on_close()). */
+    /* The socket stays open until the answer has been delivered, as with LINGER_DELIVER. It was also shut down for
+     * reading (see reset_on_close()). */
     LINGER_CUT,
 };
 

@@ -263,7 +263,7 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* Adds the region to the table, unless *error has an error already. In both cases, drops the caller's reference to the
+/* Adds the region to the table, unless *error has an error already. Always drops the caller's reference to the
  * region. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {

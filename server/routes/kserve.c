@@ -254,7 +254,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* Batches have only three of the times: compute_input, compute_infer and compute_output. */
+/* The statistics of batches have only three of these parts: compute_input, compute_infer and compute_output. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {

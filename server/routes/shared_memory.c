@@ -89,8 +89,8 @@ void shared_memory_cuda_status(struct request *request, struct answer *answer)
     answer_status(request, REGION_CUDA, answer);
 }
 
-/* Logs that a region (registered shared memory) has changed. Its key is not logged, because it concerns only the
- * operator and the client. */
+/* Logs that a region (registered shared memory) has changed. The log line has the name that the client gave the region.
+ * It has no key (name of the shared memory object), which concerns only the operator and the client. */
 static void log_region(const struct request *request, const char *event, const char *name, const char *what,
                        long long n)
 {

@@ -145,8 +145,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* Out of memory. If some parts of the job were sent, they are cancelled, and the answer waits until they end,
-         * because devices may use the client's memory. */
+        /* There was no memory to send the job to all devices. If some of its parts were sent, they are cancelled. The
+         * answer then waits until they end, because devices may use the client's memory. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");

@@ -70,7 +70,7 @@ void waiting_add(struct loop *loop, struct request *request);
 /* Ends the main thread's work on the request, and resumes its connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
 /* Separates a waiting request from its job. If the job is running, its memory is freed later, when the device returns
- * it. */
+ * the job. */
 void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error, but only after the last use of its client's memory by a device or a thread. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);

@@ -95,7 +95,7 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes)
     *bytes = atomic_load_explicit(&queue->waiting_bytes, memory_order_relaxed);
 }
 
-/* Returns the job's flow (client), or the queue's flow `nobody`. */
+/* Returns the job's flow (the account of one client), or the queue's flow `nobody` if the job has none. */
 static struct flow *flow_of(struct queue *queue, const struct job *job)
 {
     return job->flow ? job->flow : &queue->nobody;

@@ -14,9 +14,10 @@
 #include "server/work/job.h"
 
 struct queue {
+    /* number, and largest number, of the requests that are being received, and of those that wait for a device */
     struct {
-        _Atomic int count; /* number of requests that have a place of this kind */
-        int limit;         /* largest number of requests that may have a place of this kind */
+        _Atomic int count;
+        int limit;
     } places[CALLER_PLACES];
 
     /* Only the main thread uses the members from here down to `bytes`. */

@@ -23,8 +23,8 @@ struct rate_case {
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* with PADDED: the bias of hidden pairs. Hidden are keys after the query, the first half of the keys, and all keys
-     * for the first half of the queries. */
+    /* with PADDED: the bias of hidden pairs. The first half of the queries and the first half of the keys are padding,
+     * whose pairs are hidden. Keys after the query are hidden too. */
     float hidden;
     bool alibi, sinks;
     double dropout;

@@ -1120,7 +1120,8 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        /* Each row of `out` has a limit of its own, relative to the norm of the row. */
+        /* The norm of the error of each row of `out` must also be small, compared with the norm of the row. Rows of
+         * fewer than 8 elements are left out, because their norm may be small by chance. */
         if (id == ATTN_T_out && got->spec.Dv >= 8)
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;

@@ -188,7 +188,7 @@ void bench_open(struct bench *b, const char *backend, int threads);
 void bench_close(struct bench *b);
 /* Runs problems together in one attn_run(). Without unified memory every tensor is copied to the device and back. */
 attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err);
-/* As fixtures_run(), but exits if the run fails. */
+/* Does what fixtures_run() does, but exits if the run fails. */
 void fixtures_must_run(struct bench *b, struct fixture *const *list, int count);
 void fixture_run(struct bench *b, struct fixture *f);
 /* Writes the reference backend's results to the outputs of a problem in host memory. */

@@ -257,9 +257,9 @@ void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* `found` is NULL in a short problem; then no launch computes the strange rows (rows that tensor cores cannot
-         * compute). If there are such rows, the host sees it after the last kernel, and computes the whole problem
-         * again. */
+        /* `found` is NULL in a problem that takes little time. No launch then computes the strange rows (rows that
+         * tensor cores cannot compute). The host sees after the last kernel whether the problem has any, and if so,
+         * computes the whole problem again. */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

@@ -40,8 +40,8 @@ const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.
 /* simple.cu takes this many times as long if a lane has more than CHANNELS channels, which do not fit in registers */
 const double WIDE_COST = 2;
 
-/* simple.cu takes up to this many times as long for a row that tensor cores cannot compute, because its scores are
- * computed in double and its lse has two parts */
+/* For a row that tensor cores cannot compute, simple.cu takes up to this many times as long as for an ordinary row. The
+ * row's scores are computed in double, and its lse has two parts. */
 const double LEFT_COST = 3.5;
 
 /* A warp adds at most this many terms to a sum in one launch, so that no launch takes long: a term takes about 4 us if

@@ -217,8 +217,8 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 /* ---- The kernel `finish`: dQ from its sums ----------------------------------------------------------------------- */
 
 /* Stores dQ = scale * sums, in the dtype of dq. One block computes one query tile of one head. */
-/* The launch bound limits registers, so that four blocks fit on a multiprocessor and many loads are in flight; without
- * it dq_row() would take so many that only two fit. */
+/* The launch bound limits registers, so that four blocks fit on a multiprocessor and many loads are in flight. Without
+ * the launch bound, dq_row() would take so many registers that only two blocks fit. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {

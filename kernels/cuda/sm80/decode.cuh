@@ -109,7 +109,8 @@ template <class X> struct shared {
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* each warp's maximum and sum of each row; at the end, m becomes the factor by which the warp's O is multiplied */
+    /* the maximum and the sum of each row over the keys of one warp; at the end, m becomes the factor by which the
+     * warp's O is multiplied */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM];
     /* the sum of O over those splits of a group of SPLIT_GROUP splits that have been computed so far; unused for wide

@@ -49,9 +49,9 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The two kernels of an observe (statistics of attention weights) of which sm80 and sm90 have different versions.
- * block_rows: number of rows per block of rows(). The other kernels of the observe take at most `others` times
- * tile_seconds(), all together. */
+/* The two kernels of an observe (statistics of attention weights) that differ between sm80 and sm90. block_rows: number
+ * of rows per block of rows(). The other kernels of the observe take at most `others` times tile_seconds(), all
+ * together. */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,

@@ -237,8 +237,8 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. Before the call, S times `unit` is q.k. After it, S is log2(P) + `bits`. The caller passes in
- * `lse2` the lse in base 2 minus `bits`. */
+ * pairs dropout keeps. Before the call, S times `unit` is q.k. After it, S is log2(P) + `bits`. `lse2` must be
+ * the lse in base 2, minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,

@@ -139,10 +139,12 @@ DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4]
     }
 }
 
-/* Addresses of fragments in a tile. Piece c (16 bytes) of row r is stored as piece c ^ (r % 8), so piece 2 n + c has
- * the address of piece c, exclusive-or 32 n: a lane keeps one address per tile (tiles are 1024-byte aligned).
- * by_16: row l % 16, piece l / 16 for lane l (A by rows, B by columns with trans).
- * by_8: row l % 8 + 8 (l / 16), piece l / 8 % 2 for lane l (B by rows, A by columns with trans). */
+/* by_16() and by_8() return the address in a tile from which a lane loads a fragment (operand of mma.sync) by ldmatrix.
+ * Piece c (16 bytes) of row r is stored as piece c ^ (r % 8), and tiles are 1024-byte aligned. The address of piece
+ * 2 n + c is therefore the address of piece c, exclusive-or 32 n, and a lane keeps one address per tile.
+ *
+ * by_16  row lane % 16, piece lane / 16: for A by rows, and for B by columns with ldmatrix.trans
+ * by_8   row lane % 8 + 8 (lane / 16), piece lane / 8 % 2: for B by rows, and for A by columns with ldmatrix.trans */
 template <int D> DEVICE uint32_t by_16(const uint16_t *tile, int lane)
 {
     return smem_addr(tile + at<D>(lane % 16, lane / 16));

@@ -306,14 +306,20 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
 
 /* ---- Loading fragments (operands of mma.sync) from shared memory ----------------------------------------------------
  *
- * `tile` is the address of a tile with rows of D elements, a multiple of 1024.
- * a_rows: operand A from rows m .. m + 15, elements k .. k + 15
- * a_columns: operand A from elements m .. m + 15 of rows k .. k + 15
- * b_rows, b_columns: the same as operand B, from n on: {b0 b1} for n .. n + 7, and {b0 b1} for n + 8 .. n + 15
+ * The address `tile` of a tile is a multiple of 1024 bytes. The tile's rows have D elements of 16 bits. A and B are
+ * indexed as in C[m][n] += A[m][k] B[k][n].
  *
- * A lane computes the address of its piece in the first 16 x 16 elements once. For every other address, row offsets are
- * added, and piece offsets are combined by xor. Rows are added in multiples of eight, which do not change the
- * swizzle. */
+ * a_rows     loads A from the tile's rows m .. m + 15, elements k .. k + 15
+ * a_columns  loads A from elements m .. m + 15 of the tile's rows k .. k + 15
+ * b_rows     loads B for two products from the tile's rows n .. n + 15, elements k .. k + 15
+ * b_columns  loads B for two products from elements n .. n + 15 of the tile's rows k .. k + 15
+ *
+ * Of b[4], the first two registers are B of the first product (n .. n + 7), the others B of the second (n + 8 ..
+ * n + 15).
+ *
+ * A lane once computes the address of the 16 bytes that it loads for m = n = k = 0. For every other address, the offset
+ * of the tile's row is added, and the offset in the row is combined by xor. Row offsets are multiples of eight rows,
+ * which do not change the swizzle. */
 template <int D> DEVICE uint32_t lane_down(int lane)
 {
     return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16;

@@ -469,7 +469,8 @@ static void test_a_broadcast_tensor_is_not_read_with_another_layout(void **state
 
 /* ---- Tests that a judge compares all rows of all results --------------------------------------------------------- */
 
-/* As judge_with(), but without a search for mistakes. The judge is told to hurry after `hurry` steps; -1: never. */
+/* Does what judge_with() does, but without a search for mistakes. Calls judge_hurry() after `hurry` steps; -1: does not
+ * call it. */
 static void only_verdict(const attn_problem *p, const attn_truth *truth, double seconds, int hurry,
                          judge_result *result)
 {

@@ -16,8 +16,8 @@ namespace {
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
-/* Queries i0 to i0 + UNIT_ROWS - 1 of a head, of which some may not exist; `place` is the number of their query
- * tile. */
+/* Queries i0 to i0 + UNIT_ROWS - 1 of a head. At the end of a sequence, some of them may not exist. `place` is the
+ * number of their query tile. */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;

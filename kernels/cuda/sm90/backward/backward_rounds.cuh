@@ -71,7 +71,7 @@ struct plan {
     uint32_t *prepared;
     /* number of units of queries (UNIT_ROWS queries of one head) of all heads, and of one key/value head */
     int units, units_of_head;
-    bool out_in_pieces; /* whether rows of `out` can be read in pieces of 16 bytes; rows of dO always can */
+    bool out_in_pieces; /* whether rows of `out`, like those of dO, can be read in pieces of 16 bytes */
     /* [tile of 64 queries][consumer]: state of the sum of dQ (see struct sender); NULL: dQ is not wanted */
     uint32_t *begun;
     /* [key/value head]: number of terms that have been added to dQ so far; each tile of keys adds two terms, one per

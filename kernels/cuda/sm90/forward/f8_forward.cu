@@ -299,8 +299,8 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Must be called before the sums in shared memory are used. If the product P V computes l, sets `left`, and returns
-     * l of the thread's two rows. */
+    /* Must be called before the sums in shared memory are used. With COUNTS (the product P V computes l), sets `left`,
+     * the factors for these sums, and returns the l that belongs to them, for the thread's two rows. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -533,8 +533,9 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* Stores lse = ln(2^base l), where 2^base is the divisor of the row's exponentials, and sets y. With COUNTS it can
-     * run only after the last product, which computes l. */
+    /* Stores lse = ln(2^base l) of the thread's two rows, where 2^base is the divisor of a row's exponentials. Stores
+     * in y the factors for O and whether l is finite. With COUNTS, the products P V compute l, so this function must
+     * be called after the last of them. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
@@ -697,7 +698,8 @@ struct run_counters {
 /* Where in scratch memory each part begins. The parts are counters, words that say which units of V^T are ready, a
  * repair_note per work tile and warp, V^T, and q and k converted to bfloat16. */
 struct layout {
-    int64_t notes, V, wide[2], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
+    /* offsets in bytes from the beginning of the scratch memory, and its size (`bytes`) */
+    int64_t notes, V, wide[2], bytes;
 };
 
 layout layout_of(const attn_dims &d, bool wide)

@@ -144,7 +144,8 @@ const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: four f
 /* Offsets in the scratch memory, which begins with plan::before and plan::nonfinite. extremes: FlashMask's smallest and
  * largest bounds of each tile of keys. wide: q, k and v, converted from float8 to bfloat16. */
 struct layout {
-    int64_t extremes, wide[3], bytes; /* offsets in bytes; `bytes`: size of the scratch memory */
+    /* offsets in bytes from the beginning of the scratch memory, and its size (`bytes`) */
+    int64_t extremes, wide[3], bytes;
 };
 
 layout layout_of(const attn_problem *p, const attn_dims &d)

@@ -727,7 +727,8 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores lse = m scale + ln l. It does not need O, so it can run during the last product. */
+    /* Stores lse = m scale + ln l, and returns the factors for O. This function does not read O, so it can run during
+     * the last product P V. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = work_of(t);

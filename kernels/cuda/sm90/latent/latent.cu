@@ -627,8 +627,8 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Functions of the host that plan and launch ------------------------------------------------------------------ */
 
-/* How a problem is divided among blocks. A block computes a group of splits or a single split, whichever takes fewer
- * waves of blocks. Both ways give the same bits. */
+/* How a problem is divided among blocks. A split is a part of a sequence's keys. A block computes either one split or a
+ * group of up to SPLIT_GROUP splits, whichever takes fewer waves of blocks. Both ways give the same bits. */
 struct launch_plan {
     int tiles, units, walks;
     bool all_end; /* whether one block computes all splits of a row, so that no kernel has to combine results */
@@ -698,7 +698,8 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* whether each row has so few split groups (at most COMBINE_PARTS) that 128 threads add up all of them */
+    /* Whether each row has at most COMBINE_PARTS groups of splits. Then 128 threads add up all groups of a row.
+     * Otherwise COMBINE_PARTS times as many threads share the groups. */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

@@ -46,8 +46,8 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distances in `words`, in units of one query's words, from one batch row, head or query to the next; 0: all batch
-     * rows, heads or queries have the same bits */
+    /* The words of batch row b, head h and query i begin at index (b * batch + h * head + i * row) * tiles. A factor is
+     * 0 if all batch rows, heads or queries have the same bits. */
     int64_t batch, head, row;
     int rows, tiles; /* rows per head (1: the mask is the same for all rows), and tiles of keys */
 };
@@ -189,8 +189,8 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distances in `words`, in units of one head's words, from one batch row or head to the next; 0: all batch rows or
-     * heads have the same bits */
+    /* The words of batch row b and head h begin at index (b * batch + h * head) * keys * tiles. A factor is 0 if all
+     * batch rows or heads have the same bits. */
     int64_t batch, head;
     /* keys per head, and tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;

@@ -58,9 +58,10 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with short work tiles (few keys) of the last heads. */
+/* A tile_order that ends with the short work tiles (few keys) of several heads: heads `last_heads` and above, each with
+ * `short_tiles` such work tiles. */
 struct ending_order : tile_order {
-    int last_heads; /* index of the first of the last heads, whose short work tiles end the order */
+    int last_heads;
     int short_tiles;
 };
 

@@ -44,8 +44,9 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits(), which compares scores as integers, may find the next maxima. It may if in both
- * rows only scores above some number >= 0 move the reference. Once true, this stays true. */
+/* Returns whether largest_by_bits(), which compares scores as integers, may find the next maxima of the thread's two
+ * rows. It may if, in both rows, only a score above a number >= 0 changes the reference. The result never changes from
+ * true to false. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;

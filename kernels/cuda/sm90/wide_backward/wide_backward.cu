@@ -49,8 +49,10 @@ struct kept_layout {
     int64_t query_tiles;
     int64_t key_blocks;
     int64_t width;
-    int64_t part_heads, part_rows; /* the most heads in a part, and the most row tiles of a head in a part; 0: P and dS
-                                    * do not fit */
+    /* The problem is computed in parts, because P and dS of a part must fit in KEPT_LIMIT bytes. part_heads: the most
+     * key/value heads of a part. part_rows: the most row tiles of each of these heads. Both are 0 if not even P and dS
+     * of one row tile fit. */
+    int64_t part_heads, part_rows;
     int64_t sums, extremes, keep, marks, bytes;
 };
 
