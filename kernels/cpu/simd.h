@@ -26,7 +26,8 @@
  *    threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (cols
  *    fixes the order) and for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
- * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. P below 2^least is 0.
+ * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. A P below 2^SIMD_EXP2_LEAST or
+ *    2^SIMD_EXP2_LEAST_TAME is 0.
  * 4. No function here allocates memory or writes outside the stated sizes.
  *
  * Sizes are int. Strides (ld...) are int64_t and count elements. Every size may be 0; the function then does
