@@ -950,19 +950,41 @@ struct backward_job {
     bool deterministic, zeros;
 };
 
-/* With `deterministic` and without a mask, blocks claim tiles of keys from up to HEADS_IN_TURNS heads in turn, so that
- * few blocks begin with the same head at a time. */
-const int HEADS_IN_TURNS = 16;
+/* Returns from how many heads in turn blocks claim tiles of keys, with `deterministic` and without a mask. With more
+ * heads, fewer blocks wait for each other's dQ; with fewer heads, more of a head stays in the L2 cache. head_bytes:
+ * bytes of Q, dO and dQ of a key/value head. */
+int64_t heads_in_turns(int64_t head_bytes)
+{
+    return attn_min64(attn_max64(L2_SHARE / 2 / attn_max64(head_bytes, 1), 8), 16);
+}
+
+/* Plans the order in which blocks claim tiles of keys. */
+tile_order order_of(const backward_job &job)
+{
+    const attn_geometry &g = job.run.args.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    const bool mask = g.view[ATTN_T_mask_startend_rows].data, bounded = g.right < e.rows_k || g.left < e.rows_q || mask,
+               causal = g.right < e.rows_k && g.left >= e.rows_q && !mask;
+    const int64_t heads = e.B * d.Hk, row_bytes = (d.D + d.Dv) * 4;
+    /* The blocks of a key/value head go through its query heads one after the other, so the L2 cache needs room for one
+     * of them at a time. More heads are then ordered together, and under a causal mask the last tiles are shorter. At
+     * head size 64, with a window and with `deterministic` this is slower. */
+    const bool one_query_head = causal && !job.deterministic && backward_class(d) == 128 &&
+                                heads * per_head_of(d) > job.chip->multiprocessors;
+    tile_order x = tile_order_of(per_head_of(d), heads, e.rows_q * (one_query_head ? 1 : g.group) * row_bytes,
+                                 bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
+    if (job.deterministic && !bounded)
+        x.section = (int)attn_max64(x.section, heads_in_turns(e.rows_q * g.group * row_bytes));
+    return x;
+}
 
 cudaError_t make_plan(const backward_job &job, plan &p)
 {
     const attn_geometry &g = job.run.args.g;
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
-    const bool bounded = g.right < e.rows_k || g.left < e.rows_q || g.view[ATTN_T_mask_startend_rows].data;
-    p.order = tile_order_of(per_head_of(d), e.B * d.Hk, e.rows_q * g.group * (d.D + d.Dv) * 4,
-                            bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
-    if (job.deterministic && !bounded) p.order.section = std::max(p.order.section, HEADS_IN_TURNS);
+    p.order = order_of(job);
     p.scratch = job.run.scratch;
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
