@@ -69,7 +69,7 @@ SMALL_LD  = $(if $(x86),$(if $(SAN)$(TSAN),,-Wl$(comma)-z$(comma)pack-relative-r
 # Forbids fusing a product and a sum into one instruction, because each is to be rounded. On x86-64 the basic
 # instructions have no fused form, so the option is unnecessary.
 UNFUSED   = $(if $(x86),, -ffp-contract=off)
-ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C)$(UNFUSED) $(SANFLAGS) $(CFLAGS)
+ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA -DATTND_CUDA_ARCHS='"$(strip $(CUDA_ARCHS))"') -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C)$(UNFUSED) $(SANFLAGS) $(CFLAGS)
 LIBS     := -lmicrohttpd -luv -lcjson -lz -ldl
 ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(SMALL_LD) $(LDFLAGS)
 NVFLAGS   = -std=c++17 -O3 -lineinfo -I. -DATTN_CUDA --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall$(if $(CI),$(comma)-Werror) $(if $(CI),-Werror all-warnings)

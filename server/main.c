@@ -28,6 +28,7 @@
 #include "server/work/contexts.h"
 #include "server/http/frontend.h"
 #include "server/device/devices.h"
+#include "server/device/early_load.h"
 #include "server/healthcheck.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
@@ -63,14 +64,6 @@ static void tune_malloc(void)
      * pieces are merged */
     mallopt(M_MXFAST, 0);
 #endif
-}
-
-/* Makes CUDA load all kernels when a GPU is opened, before the server is ready. By default CUDA loads a file of kernels
- * when a call first needs it, so that a request waits for up to 100 ms. A CUDA_MODULE_LOADING that the user has set
- * stays in force. */
-static void load_kernels_at_start(void)
-{
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 }
 
 /* Opens /dev/null for each closed standard descriptor (0, 1, 2). Otherwise a client's socket could get such a number,
@@ -265,7 +258,7 @@ int main(int argc, char **argv)
     /* writing to shared memory beyond `ulimit -f` must return an error, not end the server */
     signal(SIGXFSZ, SIG_IGN);
     tune_malloc();
-    load_kernels_at_start();
+    early_load_kernels();
     log_open(config.log_format, config.log_level);
     if (!open_listeners(&config, listeners, &count, &inherited, &err)) {
         for (int i = 0; i < count; i++) listener_close(&listeners[i]);

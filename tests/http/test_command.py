@@ -114,16 +114,6 @@ def test_a_server_that_dies_again_and_again_ends_with_128_and_the_signal(serve):
     assert supervisor.returncode == 128 + signal.SIGKILL, server.log()
 
 
-@pytest.mark.parametrize('given, used', [({}, 'EAGER'), ({'CUDA_MODULE_LOADING': 'LAZY'}, 'LAZY')])
-def test_kernels_are_loaded_before_the_server_is_ready(serve, given, used):
-    """The environment of the supervised server is what its parent, the supervisor, has after it has read its options."""
-    server = serve('--supervise', env=given)
-    assert service.eventually(lambda: 'what=started pid=' in server.log())
-    pid = server.log().rsplit('what=started pid=', 1)[1].split()[0]
-    with open(f'/proc/{pid}/environ', 'rb') as file:
-        assert f'CUDA_MODULE_LOADING={used}'.encode() in file.read().split(b'\0')
-
-
 def test_the_log_warns_of_more_staging_memory_than_there_is(serve):
     def warned(*options):
         server = serve(*options)
