@@ -950,14 +950,6 @@ struct backward_job {
     bool deterministic, zeros;
 };
 
-/* Returns from how many heads in turn blocks claim tiles of keys, with `deterministic` and without a mask. With more
- * heads, fewer blocks wait for each other's dQ; with fewer heads, more of a head stays in the L2 cache. head_bytes:
- * bytes of Q, dO and dQ of a key/value head. */
-int64_t heads_in_turns(int64_t head_bytes)
-{
-    return attn_min64(attn_max64(L2_SHARE / 2 / attn_max64(head_bytes, 1), 8), 16);
-}
-
 /* Plans the order in which blocks claim tiles of keys. */
 tile_order order_of(const backward_job &job)
 {
@@ -966,16 +958,20 @@ tile_order order_of(const backward_job &job)
     const extent e = extent_of(d);
     const bool mask = g.view[ATTN_T_mask_startend_rows].data, bounded = g.right < e.rows_k || g.left < e.rows_q || mask,
                causal = g.right < e.rows_k && g.left >= e.rows_q && !mask;
-    const int64_t heads = e.B * d.Hk, row_bytes = (d.D + d.Dv) * 4;
+    const int64_t heads = e.B * d.Hk, head_bytes = e.rows_q * (d.D + d.Dv) * 4;
+    /* number of query heads whose Q, dO and dQ fit into the L2 cache together */
+    const int64_t fit = L2_SHARE / attn_max64(head_bytes, 1);
+    tile_order x = tile_order_of(per_head_of(d), heads, head_bytes * g.group,
+                                 bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
     /* The blocks of a key/value head go through its query heads one after the other, so the L2 cache needs room for one
      * of them at a time. More heads are then ordered together, and under a causal mask the last tiles are shorter. At
-     * head size 64, with a window and with `deterministic` this is slower. */
-    const bool one_query_head = causal && !job.deterministic && backward_class(d) == 128 &&
-                                heads * per_head_of(d) > job.chip->multiprocessors;
-    tile_order x = tile_order_of(per_head_of(d), heads, e.rows_q * (one_query_head ? 1 : g.group) * row_bytes,
-                                 bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
+     * head size 64 and with a window this is slower. */
+    if (causal && !job.deterministic && backward_class(d) == 128 && heads * per_head_of(d) > job.chip->multiprocessors)
+        x.section = (int)attn_max64(x.section, attn_min64(fit, 8));
+    /* With `deterministic` and without a mask, blocks claim tiles of keys from several heads in turn. With more heads,
+     * fewer blocks wait for each other's dQ; with fewer heads, more of a head stays in the L2 cache. */
     if (job.deterministic && !bounded)
-        x.section = (int)attn_max64(x.section, heads_in_turns(e.rows_q * g.group * row_bytes));
+        x.section = (int)attn_max64(x.section, attn_min64(attn_max64(fit / g.group, 8), 16));
     return x;
 }
 
