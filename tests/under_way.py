@@ -26,6 +26,11 @@ class Gate:
     def open(self):
         os.unlink(self.path)
 
+    def stops(self, count=1):
+        """Waits until the devices have started `count` groups of kernels that the gate stops. From then on a request
+        is on the device, and not only about to go there."""
+        assert eventually(lambda: os.path.getsize(self.path) >= count)
+
 
 class Asking(threading.Thread):
     """One request that is under way. `answer` is its answer, or the exception."""

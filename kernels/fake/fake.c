@@ -18,7 +18,8 @@
  * the device is opened.
  *
  * Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order of
- * events. A stream's marks have the times of a device that starts each command as soon as it is queued and the previous
+ * events. The device appends a byte to that file when it starts kernels that `hold` stops, so a test can wait for that.
+ * A stream's marks have the times of a device that starts each command as soon as it is queued and the previous
  * one is done.
  *
  * Memory that another process lends (attn_device_import()) is an object of POSIX shared memory, so that a test can
@@ -782,6 +783,15 @@ static attn_status copy_peer(attn_stream *base, void *to, const attn_device *oth
                   err);
 }
 
+/* Appends a byte to the file at `path`, if there is one: kernels have started that do not end while it is there. */
+static void tell_gate(const char *path)
+{
+    const int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd < 0) return;
+    if (write(fd, "+", 1) != 1) abort();
+    close(fd);
+}
+
 /* Produces the errors that the fake device's script lists for this run of kernels, or for this sum of parts. The caller
  * must hold device->lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
@@ -798,7 +808,10 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     if ((rule = rule_for(device, FAULT_LAUNCH_ERR, n)) != NULL) return fail(device, (int)rule->number, "launch", err);
     if ((rule = rule_for(device, FAULT_SYNC_ERR, n)) != NULL) stream->fails = (int)rule->number;
     if (rule_for(device, FAULT_EVENT_NEVER, n)) stream->never = true;
-    if ((rule = rule_for(device, FAULT_HOLD, n)) != NULL) stream->hold = rule->path;
+    if ((rule = rule_for(device, FAULT_HOLD, n)) != NULL) {
+        stream->hold = rule->path;
+        tell_gate(rule->path);
+    }
     if ((rule = rule_for(device, FAULT_LAUNCH_SLOW, n)) != NULL) command->slow_ms = rule->number;
     if ((rule = rule_for(device, FAULT_DELAY, n)) != NULL) stream->until_ns = now_ns() + rule->number * 1000000;
     command->left = rule_for(device, FAULT_LEFT, n) != NULL && !stream->every_row;

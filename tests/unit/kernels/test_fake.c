@@ -10,6 +10,7 @@
 #include <string.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -351,6 +352,9 @@ static void test_a_held_stream_is_done_when_the_file_is_gone(void **state)
     snprintf(script, sizeof script, "hold=%s@1", path);
     open_with(&f, script);
     assert_int_equal(put(&f, &err), ATTN_OK);
+    struct stat told;
+    assert_int_equal(stat(path, &told), 0);
+    assert_int_equal(told.st_size, 1); /* a byte for the kernels that the file holds */
     for (int i = 0; i < 3; i++) {
         assert_int_equal(attn_stream_done(f.stream, &done, &err), ATTN_OK);
         assert_false(done);
