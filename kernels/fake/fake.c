@@ -18,9 +18,9 @@
  * the device is opened.
  *
  * Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order of
- * events. The device appends a byte to that file when it starts kernels that `hold` stops, so a test can wait for that.
- * A stream's marks have the times of a device that starts each command as soon as it is queued and the previous
- * one is done.
+ * events. When the device starts kernels that `hold` stops, the device appends a byte to the file, so that a test can
+ * wait until the kernels have started. A stream's marks have the times of a device that starts each command as soon as
+ * it is queued and the previous one is done.
  *
  * Memory that another process lends (attn_device_import()) is an object of POSIX shared memory, so that a test can
  * write and read it. Its handle is the text "DEVICE/NAME", padded with NULs. Only the device may access it: while the
@@ -783,12 +783,12 @@ static attn_status copy_peer(attn_stream *base, void *to, const attn_device *oth
                   err);
 }
 
-/* Appends a byte to the file at `path`, if there is one: kernels have started that do not end while it is there. */
-static void tell_gate(const char *path)
+/* Tells a test that kernels have started that the file at `path` stops: appends a byte to the file, if it exists. */
+static void tell_test(const char *path)
 {
     const int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
     if (fd < 0) return;
-    if (write(fd, "+", 1) != 1) abort();
+    dprintf(fd, "+");
     close(fd);
 }
 
@@ -810,7 +810,7 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     if (rule_for(device, FAULT_EVENT_NEVER, n)) stream->never = true;
     if ((rule = rule_for(device, FAULT_HOLD, n)) != NULL) {
         stream->hold = rule->path;
-        tell_gate(rule->path);
+        tell_test(rule->path);
     }
     if ((rule = rule_for(device, FAULT_LAUNCH_SLOW, n)) != NULL) command->slow_ms = rule->number;
     if ((rule = rule_for(device, FAULT_DELAY, n)) != NULL) stream->until_ns = now_ns() + rule->number * 1000000;

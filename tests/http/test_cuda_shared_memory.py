@@ -555,7 +555,7 @@ def test_a_deadline_and_a_hang_up_give_it_up_once(fake, gate, shm, first):
     (name, value), = soon().items()
     s = server.raw()
     s.sendall(service.request_bytes(INFER, body(arrays), headers=[f'{name}: {value}']))
-    gate.stops()
+    gate.await_kernels()
     if first == 'deadline':
         time.sleep(LATE_S)
     s.close()
@@ -577,7 +577,7 @@ def test_no_answer_before_the_kernels_are_done_with_the_clients_memory(fake, gat
     assert register(server, 'in', one).status == 200
     if how == 'deadline':
         asking = Asking(server, body(arrays), soon())
-        gate.stops()
+        gate.await_kernels()
         asking.join(LATE_S)
         assert asking.is_alive() and server.metric('attnd_inflight_requests', state='running') == 1
         gate.open()
@@ -585,7 +585,7 @@ def test_no_answer_before_the_kernels_are_done_with_the_clients_memory(fake, gat
     else:
         with server.raw() as s:
             s.sendall(service.request_bytes(INFER, body(arrays)))
-            gate.stops()
+            gate.await_kernels()
         assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 1)
         assert server.metric('attnd_inflight_requests', state='running') == 1
         gate.open()

@@ -500,7 +500,7 @@ def test_who_leaves_while_his_batch_runs_leaves_nothing_behind(fake, right, gate
     server = fake(f'hold={gate.path}@1')
     client = server.raw()
     client.sendall(service.request_bytes(FORWARD, wire.small_bytes()))
-    gate.stops()
+    gate.await_kernels()
     client.close()
     assert eventually(lambda: server.inflight() == 0)
     assert running(server)['fake:0'] == 1, 'a kernel that runs is not interrupted'

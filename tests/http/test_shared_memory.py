@@ -587,7 +587,7 @@ def test_nothing_is_written_for_a_request_that_is_over(fake, gate, shm, how):
     else:
         with server.raw() as s:
             s.sendall(service.request_bytes(INFER, data))
-            gate.stops()
+            gate.await_kernels()
         assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 1)
     gate.open()
     assert eventually(lambda: server.inflight() == 0)
