@@ -1,7 +1,7 @@
 /* forward.cu: tile shapes of the Hopper forward for problems without bias, keep_mask and dropout. The kernel is in
- * forward_tiles.cuh. Sequences of few rows and many keys are left to forward_split.cu. */
+ * forward_tiles.cuh. Sequences of few rows and many keys, without options, are left to forward_split.cu. */
 #include "kernels/cuda/sm80/decode.h"
-#include "kernels/cuda/sm90/forward/forward_tiles.cuh"
+#include "kernels/cuda/sm90/forward/forward_split.cuh"
 #include "kernels/cuda/sm90/forward/widen.cuh"
 
 namespace {
@@ -16,10 +16,15 @@ struct shape_row {
     int least_Sk;
     /* [0]: bfloat16, [1]: float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
+    /* with score_mods: launches sequences whose keys are split */
+    cudaError_t (*launch_split[2])(const forward_job &);
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
 {
-    return { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+    shape_row x = { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> }, {} };
+    if constexpr (X::SCORE_MODS)
+        x.launch_split[0] = launch_splits<__nv_bfloat16, X>, x.launch_split[1] = launch_splits<__half, X>;
+    return x;
 }
 
 /* A problem takes the first row whose head sizes suffice and which is meant for its kind of mask and number of keys.
@@ -48,6 +53,15 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
+bool has_score_mods(const attn_problem *p)
+{
+    return p->q.dtype == ATTN_F8E4M3 || p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
+}
+split_shapes shapes_of(const attn_problem *p)
+{
+    return has_score_mods(p) ? SHAPES_WITH_OPTIONS : SHAPES_PLAIN;
+}
+
 /* Launches one kernel or, if sequences have different lengths, one kernel for each row of the table whose range of
  * lengths may occur. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
@@ -69,6 +83,14 @@ cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
     return cudaErrorInvalidValue;
 }
 
+cudaError_t launch_split_options(const forward_job &job, bool f16)
+{
+    const attn_dims &d = job.read.g.dims;
+    const shape_row *x = shapes;
+    while (!x->score_mods || x->D < d.D || x->Dv < d.Dv) x++;
+    return x->launch_split[f16](job);
+}
+
 cudaError_t widen_all(forward_job &job)
 {
     attn_geometry &g = job.read.g;
@@ -87,28 +109,28 @@ cudaError_t widen_all(forward_job &job)
 cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_problem *const p = plan->problem;
-    const bool narrow = p->q.dtype == ATTN_F8E4M3;
+    const bool narrow = p->q.dtype == ATTN_F8E4M3, f16 = p->q.dtype == ATTN_F16, score_mods = has_score_mods(p);
     forward_job job;
     job.chip = chip, job.stream = stream, job.problem = p, job.memory = (char *)memory;
     job.given = cuda_args_of(chip, plan);
     job.given.decode_rows = chip->decode_rows;
     job.read = job.given;
     job.place = layout_of(p, job.given.g.dims);
-    const split_rule splits = split_rule_of(plan);
+    const split_rule splits = split_rule_of(plan, shapes_of(p));
     const split_part part = split_part_of(splits, job.given.g);
     if (part == SPLITS_SOME) job.splits = splits;
     cudaError_t code = narrow ? widen_all(job) : cudaSuccess;
-    if (code == cudaSuccess && part != SPLITS_ALL)
-        code = launch_shapes(job, p->q.dtype == ATTN_F16,
-                             narrow || p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank);
+    if (code == cudaSuccess && part != SPLITS_ALL) code = launch_shapes(job, f16, score_mods);
     if (code != cudaSuccess || part == SPLITS_NONE) return code;
-    return split_launch(chip, stream, plan, job.memory + job.place.bytes);
+    job.split_memory = job.memory + job.place.bytes;
+    job.splits = splits;
+    return score_mods ? launch_split_options(job, f16) : split_launch(chip, stream, plan, job.split_memory);
 }
 
 bool plan_with_splits(const cuda_chip *chip, attn_plan *plan)
 {
     if (!plan_forward(chip, plan)) return false;
-    plan->workspace_bytes += split_workspace(chip, plan);
+    plan->workspace_bytes += split_workspace(chip, plan, shapes_of(plan->problem));
     return true;
 }
 

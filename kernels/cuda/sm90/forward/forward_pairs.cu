@@ -1,7 +1,7 @@
 /* forward_pairs.cu: tile shapes of the Hopper forward for bias, keep_mask and dropout (pairs.cuh). The kernel is in
  * forward_tiles.cuh. Shapes with a bias have fewer keys per tile, because the next tile's bias takes registers. */
 #include "kernels/cuda/sm80/decode.h"
-#include "kernels/cuda/sm90/forward/forward_tiles.cuh"
+#include "kernels/cuda/sm90/forward/forward_split.cuh"
 
 namespace {
 
@@ -10,10 +10,15 @@ struct pair_row {
     bool bias;
     /* [0]: bfloat16, [1]: float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
+    cudaError_t (*launch_split[2])(const forward_job &);
 };
 template <class X> constexpr pair_row row()
 {
-    return { X::D, X::BN, X::BIAS, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+    return { X::D,
+             X::BN,
+             X::BIAS,
+             { launch<__nv_bfloat16, X>, launch<__half, X> },
+             { launch_splits<__nv_bfloat16, X>, launch_splits<__half, X> } };
 }
 
 /* clang-format off */
@@ -37,6 +42,11 @@ const pair_row &shape_of(const attn_geometry &g, bool bias)
     return *x;
 }
 
+split_shapes shapes_of(const attn_problem *p)
+{
+    return p->bias.rank ? SHAPES_WITH_BIAS : SHAPES_WITHOUT_BIAS;
+}
+
 bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -45,7 +55,7 @@ bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
     if (!plan_forward(chip, plan)) return false;
     if ((p->keep_mask.rank || p->mask_startend_rows.rank) && attn_tiles(g.dims.Sk, BN) > MOST_KEY_TILES) return false;
     if (p->keep_mask.rank && (g.dims.B * g.dims.H > 65535 || attn_tiles(g.dims.Sq, KIND_ROWS) > 65535)) return false;
-    plan->workspace_bytes = (size_t)pair_layout_of(p, g, BN).bytes;
+    plan->workspace_bytes = (size_t)pair_layout_of(p, g, BN).bytes + split_workspace(chip, plan, shapes_of(p));
     return true;
 }
 
@@ -58,7 +68,18 @@ cudaError_t launch_pairs(const cuda_chip *chip, cudaStream_t stream, const attn_
     job.given.decode_rows = chip->decode_rows;
     job.read = job.given;
     job.place = layout_of(p, job.given.g.dims);
-    return shape_of(job.given.g, p->bias.rank).launch[p->q.dtype == ATTN_F16](job, 0, INT32_MAX);
+    const attn_geometry &g = job.given.g;
+    const pair_row &shape = shape_of(g, p->bias.rank);
+    const split_rule splits = split_rule_of(plan, shapes_of(p));
+    const split_part part = split_part_of(splits, g);
+    const bool f16 = p->q.dtype == ATTN_F16;
+    if (part != SPLITS_NONE) job.splits = splits;
+    if (part != SPLITS_ALL) {
+        const cudaError_t code = shape.launch[f16](job, 0, INT32_MAX);
+        if (code != cudaSuccess || part == SPLITS_NONE) return code;
+    }
+    job.split_memory = job.memory + pair_layout_of(p, g, shape.BN).bytes;
+    return shape.launch_split[f16](job);
 }
 
 const uint64_t PAIR_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |

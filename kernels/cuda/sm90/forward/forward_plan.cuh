@@ -41,14 +41,31 @@ struct plan {
     int least_Sk, most_Sk;
     /* in packed problems: this launch computes only sequences with more rows than this number */
     int decode_rows;
-    /* sequences whose keys are split by this rule are left to forward_split.cu */
+    /* The rule that splits the keys of some sequences. One launch computes these sequences, and another one the rest. */
     split_rule splits;
     int *counter;
 };
 
+/* The plan of a launch that may compute sequences whose keys are split (splits.cuh). */
+struct split_plan : plan {
+    /* whether this launch computes the sequences whose keys are split; otherwise it computes the other sequences, and
+     * the other members are not set */
+    bool is_split;
+    bool in_turn; /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
+    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
+    int shift;    /* row r of a work tile is query r >> shift of head r % 2^shift of a group */
+    float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
+                   * block */
+    /* [slot][warp][lane]: `top` and l of the first (x, y) and of the second (z, w) of the lane's two rows */
+    float4 *of_row;
+    /* factor of out: 1 / (1 - dropout_p) */
+    float out_scale;
+    bool huge_scores; /* whether `top` comes from in_base_2(), which does not convert huge scores to base 2 */
+};
+
 /* The plan for bias, keep_mask or dropout (pairs.cuh). With a bias, a score is q.k times `unit`, plus the bias, and
  * reference.c is log2(e). */
-struct pair_plan : plan {
+struct pair_plan : split_plan {
     pair_bias bias;
     kept_bits kept;
     pair_dropout dropout;
@@ -66,7 +83,7 @@ struct __align__(16) work_tile
     int q_start, k_start, index, nonfinite_to_zero;
     /* with FlashMask or keep_mask: which list in shared memory (0 or 1) has the key tiles that this work tile sees */
     int list;
-    /* in forward_split.cu: number of this split, number of splits of the rows' keys, and key tiles per split */
+    /* where keys are split: number of this split, number of splits of the rows' keys, and key tiles per split */
     int split, splits, length;
 };
 
@@ -197,8 +214,10 @@ struct forward_job {
     cudaStream_t stream;
     const attn_problem *problem;
     cuda_args given, read;
-    char *memory;
+    char *memory;       /* scratch memory with the offsets `place` */
+    char *split_memory; /* scratch memory of launch_splits(), if the keys of some sequences are split */
     layout place;
+    /* If the keys of only some sequences are split: the rule that splits them. */
     split_rule splits = NO_SPLITS;
 };
 
@@ -245,7 +264,8 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     x.extremes = x.kept + plan_kept_bits(g, p->keep_mask.rank, BN, nullptr, kept);
     x.bytes = x.extremes;
     if (p->mask_startend_rows.rank)
-        x.bytes += g.dims.B * g.dims.H * attn_tiles(g.dims.Sk, BN) * (int64_t)sizeof(attn_mask_extremes);
+        x.bytes +=
+            (g.dims.B * g.dims.H * attn_tiles(g.dims.Sk, BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
     return x;
 }
 

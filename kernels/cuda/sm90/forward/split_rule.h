@@ -1,4 +1,4 @@
-/* split_rule.h: into how many splits (parts of the keys) forward_split.cu divides the keys of a sequence, so that few
+/* split_rule.h: into how many splits (parts of the keys) the Hopper forward divides the keys of a sequence, so that few
  * rows over many keys give work to all multiprocessors.
  *
  * A row's bits depend on the length of the splits. The length follows from the sequence's own numbers of queries and
@@ -29,7 +29,7 @@ struct split_rule {
     int shift, per_tile;
 };
 
-/* The number of rows of a work tile of forward_split.cu. */
+/* The number of rows of a work tile whose keys are split. */
 enum { SPLIT_BM = 128 };
 
 /* The rule for problems without splits: it splits no sequence that has queries. */
@@ -61,18 +61,23 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
     return ((seen < all ? seen : all) + count - 1) / count;
 }
 
-/* Returns the rule by which keys are split, for a problem that the kernel sm90_forward computes. */
-split_rule split_rule_of(const attn_plan *plan);
+/* The tile shapes that compute a problem: those of forward_split.cu, those of forward.cu with options (softcap, ALiBi,
+ * FlashMask, float8), and those of forward_pairs.cu without and with a bias. */
+enum split_shapes { SHAPES_PLAIN, SHAPES_WITH_OPTIONS, SHAPES_WITHOUT_BIAS, SHAPES_WITH_BIAS };
 
-/* split_part_of() returns whether forward_split.cu computes all sequences of the problem, none, or some. Some: their
+/* Returns the rule by which keys are split, for a problem that the kernels sm90_forward and sm90_pairs_forward
+ * compute. */
+split_rule split_rule_of(const attn_plan *plan, split_shapes shapes);
+
+/* split_part_of() returns whether the keys of all sequences of the problem are split, of none, or of some. Some: their
  * lengths are in device memory, so only the kernels know which sequences are split. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 split_part split_part_of(const split_rule &r, const attn_geometry &g);
 
-/* The bytes of workspace that split_launch() needs; 0: the problem has no splits. */
-size_t split_workspace(const cuda_chip *chip, const attn_plan *plan);
+/* The bytes of workspace that the launch of split sequences needs; 0: the problem has no splits. */
+size_t split_workspace(const cuda_chip *chip, const attn_plan *plan, split_shapes shapes);
 
-/* Computes the sequences whose keys are split. In packed problems it skips sequences of at most chip->decode_rows rows.
+/* Computes the sequences whose keys are split, without options. In packed problems it skips sequences of at most chip->decode_rows rows.
  * `memory` is aligned to 128 bytes. */
 cudaError_t split_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory);
 

@@ -12,20 +12,9 @@
 
 namespace {
 
-struct split_plan : plan {
-    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
-    bool in_turn; /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
-    float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
-                   * block */
-    /* [slot][warp][lane]: `top` and l of the first (x, y) and of the second (z, w) of the lane's two rows */
-    float4 *of_row;
-};
-
-/* The results of a split's softmax besides O, for the thread's two rows. l: the sum of exponentials divided by 2^top.
- * finite: scores and sums are finite. */
+/* The results of a split's softmax besides O, for the thread's two rows. l: the sum of exponentials divided by 2^top. */
 struct split_end {
     float top[2], l[2];
-    bool finite;
 };
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
@@ -33,7 +22,7 @@ struct split_end {
 /* Returns the rows of work tile t, all keys that they see, and the number of splits (parts) of these keys. */
 template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
 {
-    work_tile x = work_tile_of<BM, BN, true>(p, t, p.splits.shift);
+    work_tile x = work_tile_of<BM, BN, true>(p, t, p.shift);
     const int length = max(x.length, 1);
     x.splits = max((x.last - x.first + length - 1) / length, 1);
     x.split = 0;
@@ -113,14 +102,22 @@ template <int N> DEVICE bool is_finite(const float (&O)[N])
 
 /* ---- Storing the results of rows --------------------------------------------------------------------------------- */
 
+/* Returns the sink of head h in base 2, or -inf if there is no sink. */
+DEVICE float sink_of(const split_plan &p, int h)
+{
+    if (!p.huge_scores) return sink_log2(p.to, h);
+    return sink_in_base_2(p.to.sinks ? p.to.sinks[h * p.to.sink_stride] : -CUDART_INF_F);
+}
+
 /* Stores WIDTH columns of out, from `column` on, of rows i0 and i0 + 8. If `column` is 0, it also stores their lse.
  * Returns whether all results are finite. */
 template <typename T, int WIDTH>
 DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, int column, float (&O)[WIDTH / 2],
                              const split_end &end, int lane)
 {
-    const int shift = p.splits.shift;
+    const int shift = p.shift;
     const results &to = p.to;
+    const float scale = p.out_scale * input_scale(p.scales, SCALE_V, x.b, x.h / p.group);
     bool finite = true;
     float factor[2];
     T *rows[2] = { nullptr, nullptr };
@@ -128,16 +125,18 @@ DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, in
     for (int half = 0; half < 2; half++) {
         const int r = i0 + half * 8, h = x.h + (r & ((1 << shift) - 1)), i = x.q_start + (r >> shift);
         const bool exists = r < x.Sq;
-        const float sink = exists ? sink_log2(to, h) : -CUDART_INF_F, top = fmaxf(end.top[half], sink),
+        const float sink = exists ? sink_of(p, h) : -CUDART_INF_F, top = fmaxf(end.top[half], sink),
                     base = top == -CUDART_INF_F ? 0 : top, keep = exp2_fast(__fsub_rn(end.top[half], base)),
                     l = fmaf(end.l[half], keep, exp2_fast(__fsub_rn(sink, base)));
-        factor[half] = l == 0 ? 0 : __fdividef(keep, l);
+        factor[half] = l == 0 ? 0 : __fdividef(keep, l) * scale;
         finite &= l - l == 0;
         if (!exists) continue;
         if (to.out) rows[half] = out_row<T>(to, x.b, h, i);
         if (column == 0 && lane % 4 == 0 && to.lse)
             to.lse[x.b * to.lse_batch + h * to.lse_head + i * to.lse_row] =
-                l == 0 ? -CUDART_INF_F : __fmul_rn(__fadd_rn(top, __log2f(l)), LN2);
+                l == 0                                          ? -CUDART_INF_F
+                : p.huge_scores && fabsf(top) >= HUGE_SCORE ? top
+                                                                : __fmul_rn(__fadd_rn(top, __log2f(l)), LN2);
     }
     finite &= finish_rows(O, factor);
 #pragma unroll
@@ -158,10 +157,11 @@ DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, in
  * this. */
 template <int CHANNELS> DEVICE void repair_split_row(const split_plan &p, const cuda_args &a, const work_tile &x, int r)
 {
-    const int shift = p.splits.shift;
+    const int shift = p.shift;
     if (r >= x.Sq) return;
     const head_args of_head = head_args_of(a, x.b, x.h + (r & ((1 << shift) - 1)));
-    forward_row<CHANNELS>(a, of_head, r >> shift, a.g.view[ATTN_T_out], nullptr, UNSOUND_ROWS);
+    forward_row<CHANNELS>(a, of_head, r >> shift, a.g.view[ATTN_T_out], nullptr,
+                          p.huge_scores ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
 }
 
 } // namespace
