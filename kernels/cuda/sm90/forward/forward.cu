@@ -10,7 +10,7 @@ namespace {
 enum { OPEN = 1, CAUSAL = 2, WINDOW = 4, ANY = OPEN | CAUSAL | WINDOW };
 
 struct shape_row {
-    int D, Dv;
+    int D, Dv, BN;
     bool score_mods;
     int masks;
     int least_Sk;
@@ -21,7 +21,7 @@ struct shape_row {
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
 {
-    shape_row x = { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> }, {} };
+    shape_row x = { X::D, X::DV, X::BN, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> }, {} };
     if constexpr (X::SCORE_MODS)
         x.launch_split[0] = launch_splits<__nv_bfloat16, X>, x.launch_split[1] = launch_splits<__half, X>;
     return x;
@@ -57,9 +57,22 @@ bool has_score_mods(const attn_problem *p)
 {
     return p->q.dtype == ATTN_F8E4M3 || p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
 }
-split_shapes shapes_of(const attn_problem *p)
+/* Returns the shape that computes problems with these options. */
+const shape_row &shape_of_options(const attn_dims &d)
 {
-    return has_score_mods(p) ? SHAPES_WITH_OPTIONS : SHAPES_PLAIN;
+    const shape_row *x = shapes;
+    while (!x->score_mods || x->D < d.D || x->Dv < d.Dv) x++;
+    return *x;
+}
+
+split_rule splits_of(const attn_plan *plan)
+{
+    const attn_problem *const p = plan->problem;
+    if (!has_score_mods(p)) return plain_split_rule(plan);
+    const shape_row &x = shape_of_options(plan->geometry.dims);
+    /* ALiBi and FlashMask may differ from head to head */
+    return split_rule_of(plan,
+                         split_tile_of_shape(x.D, x.BN, !p->alibi_slopes.rank && !p->mask_startend_rows.rank));
 }
 
 /* Launches one kernel or, if sequences have different lengths, one kernel for each row of the table whose range of
@@ -81,14 +94,6 @@ cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
     }
     /* never reached: the last rows of the table take every problem that plan_forward() accepts */
     return cudaErrorInvalidValue;
-}
-
-cudaError_t launch_split_options(const forward_job &job, bool f16)
-{
-    const attn_dims &d = job.read.g.dims;
-    const shape_row *x = shapes;
-    while (!x->score_mods || x->D < d.D || x->Dv < d.Dv) x++;
-    return x->launch_split[f16](job);
 }
 
 cudaError_t widen_all(forward_job &job)
@@ -116,7 +121,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     job.given.decode_rows = chip->decode_rows;
     job.read = job.given;
     job.place = layout_of(p, job.given.g.dims);
-    const split_rule splits = split_rule_of(plan, shapes_of(p));
+    const split_rule splits = splits_of(plan);
     const split_part part = split_part_of(splits, job.given.g);
     if (part == SPLITS_SOME) job.splits = splits;
     cudaError_t code = narrow ? widen_all(job) : cudaSuccess;
@@ -124,13 +129,17 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     if (code != cudaSuccess || part == SPLITS_NONE) return code;
     job.split_memory = job.memory + job.place.bytes;
     job.splits = splits;
-    return score_mods ? launch_split_options(job, f16) : split_launch(chip, stream, plan, job.split_memory);
+    return score_mods ? shape_of_options(job.read.g.dims).launch_split[f16](job)
+                      : split_launch(chip, stream, plan, job.split_memory);
 }
 
 bool plan_with_splits(const cuda_chip *chip, attn_plan *plan)
 {
     if (!plan_forward(chip, plan)) return false;
-    plan->workspace_bytes += split_workspace(chip, plan, shapes_of(plan->problem));
+    plan->workspace_bytes +=
+        has_score_mods(plan->problem)
+            ? split_workspace(chip, plan, splits_of(plan), shape_of_options(plan->geometry.dims).Dv)
+            : plain_split_workspace(chip, plan);
     return true;
 }
 

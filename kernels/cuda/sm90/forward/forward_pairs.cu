@@ -42,9 +42,10 @@ const pair_row &shape_of(const attn_geometry &g, bool bias)
     return *x;
 }
 
-split_shapes shapes_of(const attn_problem *p)
+split_rule splits_of(const attn_plan *plan)
 {
-    return p->bias.rank ? SHAPES_WITH_BIAS : SHAPES_WITHOUT_BIAS;
+    const pair_row &x = shape_of(plan->geometry, plan->problem->bias.rank);
+    return split_rule_of(plan, split_tile_of_shape(x.D, x.BN, false));
 }
 
 bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
@@ -55,7 +56,8 @@ bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
     if (!plan_forward(chip, plan)) return false;
     if ((p->keep_mask.rank || p->mask_startend_rows.rank) && attn_tiles(g.dims.Sk, BN) > MOST_KEY_TILES) return false;
     if (p->keep_mask.rank && (g.dims.B * g.dims.H > 65535 || attn_tiles(g.dims.Sq, KIND_ROWS) > 65535)) return false;
-    plan->workspace_bytes = (size_t)pair_layout_of(p, g, BN).bytes + split_workspace(chip, plan, shapes_of(p));
+    plan->workspace_bytes = (size_t)pair_layout_of(p, g, BN).bytes +
+                            split_workspace(chip, plan, splits_of(plan), shape_of(g, p->bias.rank).D);
     return true;
 }
 
@@ -70,7 +72,7 @@ cudaError_t launch_pairs(const cuda_chip *chip, cudaStream_t stream, const attn_
     job.place = layout_of(p, job.given.g.dims);
     const attn_geometry &g = job.given.g;
     const pair_row &shape = shape_of(g, p->bias.rank);
-    const split_rule splits = split_rule_of(plan, shapes_of(p));
+    const split_rule splits = splits_of(plan);
     const split_part part = split_part_of(splits, g);
     const bool f16 = p->q.dtype == ATTN_F16;
     if (part != SPLITS_NONE) job.splits = splits;

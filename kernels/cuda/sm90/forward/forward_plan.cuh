@@ -54,6 +54,7 @@ struct split_plan : plan {
     bool in_turn; /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
     int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
     int shift;    /* row r of a work tile is query r >> shift of head r % 2^shift of a group */
+    int column_blocks; /* number of work tiles among which the columns of out are divided */
     float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
                    * block */
     /* [slot][warp][lane]: `top` and l of the first (x, y) and of the second (z, w) of the lane's two rows */
@@ -97,9 +98,9 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
 }
 
 /* Returns work tile t of the order. Row r belongs to query r >> shift; with shift > 0, h is the first of 2^shift query
- * heads, and Sq counts rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other
+ * heads, and Sq counts rows. split: the launch computes only sequences whose keys are split; otherwise only the other
  * sequences. */
-template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
+template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0, bool split = false)
 {
     work_tile x;
     x.index = t;
@@ -130,7 +131,7 @@ template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(cons
     x.align = p.top_left ? 0 : x.Sk - x.Sq;
     x.i0 = (tile - first) * BM;
     bool skips = x.Sk < p.least_Sk || x.Sk > p.most_Sk || (int64_t)x.Sq * p.group <= p.decode_rows;
-    if (SPLIT) x.length = split_length(p.splits, x.Sq, x.Sk), skips |= x.length == 0;
+    if (split) x.length = split_length(p.splits, x.Sq, x.Sk), skips |= x.length == 0;
     else skips |= has_splits(p.splits, x.Sq, x.Sk);
     x.Sq <<= shift, x.h <<= shift;
     const key_tiles keys = key_tiles_of<BN>(band_of(p, x), x.i0 >> shift, ((min(x.i0 + BM, x.Sq) - 1) >> shift) + 1);

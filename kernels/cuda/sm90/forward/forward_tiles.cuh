@@ -172,9 +172,8 @@ DEVICE int tile_before(const plan &p, int t)
 
 template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
 {
-    if constexpr (X::MAY_SPLIT)
-        if (is_split<X>(p)) return split_tile_of<X::BM, X::BN>(p, t);
-    return work_tile_of<X::BM, X::BN>(p, t);
+    if constexpr (X::MAY_SPLIT) return work_tile_of_split<X::BM, X::BN>(p, t, is_split<X>(p));
+    else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
 /* The warp that hands out work tiles. At the end it hands out again the work tiles whose results were not finite. */
@@ -223,18 +222,8 @@ template <class X> struct work_scheduler {
      * own. */
     DEVICE void give_all(work_tile x)
     {
-        if constexpr (X::MAY_SPLIT)
-            if (is_split<X>(p)) {
-                const int last = x.last;
-                x.first += x.split * x.length;
-                do {
-                    x.last = min(x.first + x.length, last);
-                    give(x);
-                    x.first = x.last, x.split++;
-                } while (p.in_turn && x.split < x.splits);
-                return;
-            }
-        give(x);
+        if constexpr (X::MAY_SPLIT) for_splits(p, is_split<X>(p), x, [&](const work_tile &part) { give(part); });
+        else give(x);
     }
 
     DEVICE void run()

@@ -9,16 +9,19 @@
 
 #include "kernels/cuda/common/kernels.h"
 
-/* Splits should give a key/value head at most this number of work tiles. With eight key/value heads, 16 work tiles of
- * each nearly fill the 132 multiprocessors of an H100. */
-enum { SPLIT_TILES = 17 };
+/* What the rule knows about a kernel's work tiles. */
+struct split_tile {
+    int BM, BN; /* rows and keys of a tile */
+    int least;  /* the least number of keys that a split may have */
+    int most;   /* Splits should give a key/value head at most this number of work tiles. */
+    bool packs; /* whether a work tile may have rows of several heads */
+};
 
 struct split_rule {
     /* Sequences of at most most_queries queries and at least least_keys keys are split, if they have four keys or more
      * per query. */
     int most_queries, least_keys;
-    int BN;
-    int least;   /* the least number of keys that a split may have */
+    int BM, BN, least, most; /* members of split_tile */
     int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
                   * computed */
     /* the largest number of keys that the rows of a work tile see together; FAR if there is no limit on the left or on
@@ -29,11 +32,8 @@ struct split_rule {
     int shift, per_tile;
 };
 
-/* The number of rows of a work tile whose keys are split. */
-enum { SPLIT_BM = 128 };
-
 /* The rule for problems without splits: it splits no sequence that has queries. */
-const split_rule NO_SPLITS = { 0, 0, 1, 1, 0, 0, 0, 0 };
+const split_rule NO_SPLITS = { 0, 0, 1, 1, 1, 1, 0, 0, 0, 0 };
 
 ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
 {
@@ -46,8 +46,8 @@ ATTN_HD int split_count(const split_rule &r, int Sq, int Sk)
 {
     if (!has_splits(r, Sq, Sk)) return 0;
     if (r.queries) Sq = r.queries;
-    const int tiles = ((Sq << r.shift) + SPLIT_BM - 1) / SPLIT_BM * r.per_tile, keys = r.window < Sk ? r.window : Sk,
-              most = keys / r.least, wanted = SPLIT_TILES / (tiles > 1 ? tiles : 1);
+    const int tiles = ((Sq << r.shift) + r.BM - 1) / r.BM * r.per_tile, keys = r.window < Sk ? r.window : Sk,
+              most = keys / r.least, wanted = r.most / (tiles > 1 ? tiles : 1);
     return wanted < most ? wanted : most;
 }
 
@@ -61,24 +61,16 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
     return ((seen < all ? seen : all) + count - 1) / count;
 }
 
-/* The tile shapes that compute a problem: those of forward_split.cu, those of forward.cu with options (softcap, ALiBi,
- * FlashMask, float8), and those of forward_pairs.cu without and with a bias. */
-enum split_shapes { SHAPES_PLAIN, SHAPES_WITH_OPTIONS, SHAPES_WITHOUT_BIAS, SHAPES_WITH_BIAS };
-
-/* Returns the rule by which keys are split, for a problem that the kernels sm90_forward and sm90_pairs_forward
- * compute. */
-split_rule split_rule_of(const attn_plan *plan, split_shapes shapes);
-
-/* split_part_of() returns whether the keys of all sequences of the problem are split, of none, or of some. Some: their
- * lengths are in device memory, so only the kernels know which sequences are split. */
+/* Whether the keys of all sequences of a problem are split, of none, or of some. Some: their lengths are in device
+ * memory, so only the kernels know which sequences are split. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
-split_part split_part_of(const split_rule &r, const attn_geometry &g);
 
-/* The bytes of workspace that the launch of split sequences needs; 0: the problem has no splits. */
-size_t split_workspace(const cuda_chip *chip, const attn_plan *plan, split_shapes shapes);
-
-/* Computes the sequences whose keys are split, without options. In packed problems it skips sequences of at most chip->decode_rows rows.
+/* The functions of forward_split.cu, which computes problems without options whose head sizes are at most 256: the rule
+ * that splits the keys of a problem, the bytes of workspace that split_launch() needs, and the launch. split_launch()
+ * computes the sequences whose keys are split. In packed problems it skips sequences of at most chip->decode_rows rows.
  * `memory` is aligned to 128 bytes. */
+split_rule plain_split_rule(const attn_plan *plan);
+size_t plain_split_workspace(const cuda_chip *chip, const attn_plan *plan);
 cudaError_t split_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory);
 
 #endif

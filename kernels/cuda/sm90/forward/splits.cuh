@@ -1,4 +1,5 @@
-/* splits.cuh: work tiles that have only a split (a part) of the keys that their rows see, and the sum of the results.
+/* splits.cuh: work tiles that have only a split (a part) of the keys that their rows see, the sum of the results, and
+ * the plan.
  *
  * A split's result is O, not divided by l, and `top` and l for each row; the exponentials in O and l are divided by
  * 2^top. Either each split is a work tile, and the kernel merge_splits() adds the results. Or, with in_turn, a work
@@ -19,24 +20,44 @@ struct split_end {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* Returns the rows of work tile t, all keys that they see, and the number of splits (parts) of these keys. */
-template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
+DEVICE void count_splits(work_tile &x)
 {
-    work_tile x = work_tile_of<BM, BN, true>(p, t, p.shift);
     const int length = max(x.length, 1);
     x.splits = max((x.last - x.first + length - 1) / length, 1);
     x.split = 0;
+}
+
+/* Returns the rows of work tile t, all keys that they see, and the number of splits (parts) of these keys. */
+template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
+{
+    work_tile x = work_tile_of<BM, BN>(p, t, p.shift, true);
+    count_splits(x);
     return x;
 }
 
-/* Returns work tile t with the number of its split (part of the keys). If the rows have no such split, i0 is SKIP. */
-template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
+/* Returns work tile t. split: it has the number of a split (part of the keys); if the rows have no such split, i0 is
+ * SKIP. */
+template <int BM, int BN> DEVICE work_tile work_tile_of_split(const split_plan &p, int t, bool split)
 {
-    work_tile x = split_rows_of<BM, BN>(p, t / p.most);
+    work_tile x = work_tile_of<BM, BN>(p, split ? t / p.most : t, p.shift, split);
+    if (!split) return x;
+    count_splits(x);
     x.index = t;
     x.split = t % p.most;
     if (x.split >= x.splits) x.i0 = SKIP;
     return x;
+}
+
+/* Calls give(x) for work tile x, or, with `split`, for each split of x that this block computes. */
+template <class F> DEVICE void for_splits(const split_plan &p, bool split, work_tile x, F give)
+{
+    const int last = x.last;
+    if (split) x.first += x.split * x.length;
+    do {
+        if (split) x.last = min(x.first + x.length, last);
+        give(x);
+        x.first = x.last, x.split++;
+    } while (split && p.in_turn && x.split < x.splits);
 }
 
 /* ---- Adding up the results of splits (parts of the keys) --------------------------------------------------------- */
@@ -162,6 +183,233 @@ template <int CHANNELS> DEVICE void repair_split_row(const split_plan &p, const 
     const head_args of_head = head_args_of(a, x.b, x.h + (r & ((1 << shift) - 1)));
     forward_row<CHANNELS>(a, of_head, r >> shift, a.g.view[ATTN_T_out], nullptr,
                           p.huge_scores ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
+}
+
+/* ---- The kernel that adds up splits ------------------------------------------------------------------------------ */
+
+enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_splits computes */
+
+/* Adds the results of the splits (parts of the keys) of 16 rows, and stores out of these rows. A block has the COLUMNS
+ * columns of a work tile, and each of its warps has MERGE_COLUMNS columns. BM, BN, FLAGS: rows, keys and flags
+ * (plan::nonfinite) of a work tile. If a result is not finite, all threads call leave(x, row, tile): row is the first of
+ * the 16 rows in work tile x, and `tile` is the number of the work tile of the first split. */
+template <typename T, int BM, int BN, int FLAGS, int COLUMNS, class F>
+DEVICE void merge_splits_of_rows(const split_plan &p, F leave)
+{
+    const int WARPS = BM / 16, AHEAD = 4;
+    const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
+    const int N = MERGE_COLUMNS / 2;
+    launch_dependents();
+    wait_for_prerequisites();
+    const int block = (int)(blockIdx.x / WARPS), column0 = block % p.column_blocks * COLUMNS;
+    const work_tile x = split_rows_of<BM, BN>(p, block / p.column_blocks);
+    const int row = x.i0 + warp * 16;
+    if (x.i0 == SKIP || row >= x.Sq) return;
+    /* the work tile of the first split, and the distance between the work tiles of splits */
+    const int first = block / p.column_blocks * p.most * p.column_blocks + block % p.column_blocks;
+    const int64_t stride = p.column_blocks;
+    const float4 *const sums = p.sums + (((int64_t)first * WARPS + warp) * (COLUMNS / 8) + chunk * (N / 4)) * 32 + lane,
+                        *const of_row = p.of_row + ((int64_t)first * WARPS + warp) * 32 + lane;
+    const auto end_at = [&](int n) {
+        const float4 y = of_row[n * stride * WARPS * 32];
+        return split_end{ { y.x, y.z }, { y.y, y.w } };
+    };
+    const auto load = [&](float(&O)[N], int n) {
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            const float4 y = sums[(n * stride * WARPS * (COLUMNS / 8) + i) * 32];
+            O[i * 4] = y.x, O[i * 4 + 1] = y.y, O[i * 4 + 2] = y.z, O[i * 4 + 3] = y.w;
+        }
+    };
+    const auto flagged_at = [&](int n) {
+        bool any = false;
+        for (int w = warp; w < FLAGS; w += WARPS) any |= p.nonfinite[(first + n * stride) * FLAGS + w] != 0;
+        return any;
+    };
+    float O[N];
+    split_end end = end_at(0);
+    bool flagged = flagged_at(0);
+    load(O, 0);
+#pragma unroll 1
+    for (int n = 1; n < x.splits; n += AHEAD) {
+        float next[AHEAD][N];
+        split_end next_end[AHEAD];
+#pragma unroll
+        for (int e = 0; e < AHEAD; e++)
+            if (n + e < x.splits) {
+                next_end[e] = end_at(n + e);
+                load(next[e], n + e);
+                flagged |= flagged_at(n + e);
+            }
+#pragma unroll
+        for (int e = 0; e < AHEAD; e++)
+            if (n + e < x.splits) {
+                const float4 before = make_float4(end.top[0], end.l[0], end.top[1], end.l[1]);
+                add_split(
+                    before, [&](int i) { return make_float4(O[i * 4], O[i * 4 + 1], O[i * 4 + 2], O[i * 4 + 3]); },
+                    next[e], next_end[e]);
+                end = next_end[e];
+#pragma unroll
+                for (int i = 0; i < N; i++) O[i] = next[e][i];
+            }
+    }
+    const bool finite = store_split_rows<T, MERGE_COLUMNS>(p, x, row + lane / 4, column0 + chunk * MERGE_COLUMNS, O,
+                                                           end, lane);
+    if (__syncthreads_or(flagged || !finite)) leave(x, row, first);
+}
+
+/* Adds the results of splits, and recomputes rows that tensor cores could not compute. */
+template <typename T, int BM, int BN, int FLAGS, int COLUMNS>
+__global__ void __launch_bounds__(COLUMNS)
+    merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
+{
+    merge_splits_of_rows<T, BM, BN, FLAGS, COLUMNS>(p, [&](const work_tile &x, int row, int64_t) {
+        repair_begins();
+        for (int r = row + (int)threadIdx.x / 32; r < row + 16; r += COLUMNS / MERGE_COLUMNS)
+            repair_split_row<COLUMNS / 32>(p, a, x, r);
+    });
+}
+
+/* ---- Functions of the host: the rule ----------------------------------------------------------------------------- */
+
+/* Returns the rule by which the keys of a problem are split, if it is computed by work tiles of this kind. */
+split_rule split_rule_of(const attn_plan *plan, const split_tile &tile)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    split_rule r = NO_SPLITS;
+    if (plan->problem->seqlens_q.rank) return r;
+    const bool packs = tile.packs && g.group <= 64 && (g.group & (g.group - 1)) == 0;
+    while (packs && 1 << r.shift < g.group) r.shift++;
+    /* the rows of a packed problem are counted in an int, so there must be fewer than FAR */
+    if (d.packed && d.total_q << r.shift >= FAR) return NO_SPLITS;
+    r.BM = tile.BM, r.BN = tile.BN, r.least = tile.least, r.most = tile.most;
+    r.queries = (int)attn_min64(plan->problem->whole_queries, FAR);
+    r.per_tile = (int)attn_min64(g.group >> r.shift, FAR);
+    r.window = (int)attn_min64(attn_min64(g.left, FAR) + attn_min64(g.right, FAR) + (r.BM >> r.shift), FAR);
+    r.least_keys = (int)attn_max64(2 * r.least, 4 * (int64_t)attn_min64(r.queries, FAR / 4));
+    r.most_queries = (r.most / 2 / r.per_tile * r.BM) >> r.shift;
+    if (r.window < 2 * r.least || r.queries > r.most_queries) r.most_queries = 0;
+    return r;
+}
+
+split_part split_part_of(const split_rule &r, const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    if (r.most_queries <= 0) return SPLITS_NONE;
+    if (d.packed) return d.total_k >= r.least_keys ? SPLITS_SOME : SPLITS_NONE;
+    if (d.Sq > r.most_queries || !has_splits(r, (int)d.Sq, (int)attn_min64(d.Sk, FAR))) return SPLITS_NONE;
+    return g.seqlens_k ? SPLITS_SOME : SPLITS_ALL;
+}
+
+/* ---- Functions of the host: work tiles and scratch memory -------------------------------------------------------- */
+
+/* Return the number of tiles of rows per head, and the number of heads, where 2^shift query heads of a group count as
+ * one. */
+int64_t tiles_per_head(const split_rule &r, const attn_dims &d)
+{
+    return d.packed ? (d.total_q << r.shift) / r.BM + d.B : attn_tiles(d.Sq << r.shift, r.BM);
+}
+int64_t heads_of(const split_rule &r, const attn_dims &d)
+{
+    return extent_of(d).B * (d.H >> r.shift);
+}
+
+/* A problem's work tiles, and where the parts of the scratch memory begin, in bytes. The first part is plan::before and
+ * plan::nonfinite. */
+struct split_layout {
+    int64_t per_head, heads;
+    int64_t tiles; /* work tiles, without regard to column_blocks */
+    int most, column_blocks;
+    bool in_turn;
+    int64_t slots, of_row, sums, bytes;
+};
+
+/* With at most MANY splits and MOST_TILES tiles of rows per multiprocessor, each split is a work tile. The sums of MANY
+ * splits per multiprocessor fit into the L2 cache. */
+const int MANY = 6;
+const double MOST_TILES = 1.6;
+
+/* Returns whether a work tile computes all splits (parts of the keys) of its rows, which does not change the results'
+ * bits. `count`: the largest number of splits. */
+bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
+{
+    /* The host does not know the lengths of packed sequences. If work tiles were planned for the largest possible
+     * number of splits, most would be empty. */
+    if (d.packed) return true;
+    const int64_t fill = chip->multiprocessors;
+    return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
+}
+
+/* Places the sums of x.slots work tiles of `rows` rows and `columns` columns. */
+void place_sums(split_layout &x, int rows, int columns)
+{
+    const int64_t warps = rows / 16;
+    x.of_row = (x.tiles * x.column_blocks * TILE_BYTES + 127) / 128 * 128;
+    x.sums = x.of_row + x.slots * warps * 32 * (int64_t)sizeof(float4);
+    x.bytes = x.sums + x.slots * rows * columns * (int64_t)sizeof(float);
+}
+
+/* Divides a problem into work tiles, and plans the memory for the sums of splits. At least one sequence must have
+ * splits (parts of its keys). A work tile has `columns` columns of out, and column_blocks work tiles have all
+ * columns. */
+split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int columns,
+                             int column_blocks)
+{
+    split_layout x;
+    x.per_head = tiles_per_head(r, d), x.heads = heads_of(r, d), x.column_blocks = column_blocks;
+    const int64_t rows = x.per_head * x.heads;
+    const int count = d.packed ? 1 : split_count(r, (int)d.Sq, (int)d.Sk);
+    x.in_turn = runs_in_turn(chip, d, rows, count);
+    x.most = x.in_turn ? 1 : count;
+    x.tiles = rows * x.most;
+    x.slots = x.in_turn ? chip->multiprocessors : x.tiles * column_blocks;
+    place_sums(x, r.BM, columns);
+    return x;
+}
+
+/* Returns the bytes of scratch memory for the sums of splits; 0: the keys of no sequence are split. */
+size_t split_workspace(const cuda_chip *chip, const attn_plan *plan, const split_rule &r, int columns,
+                       int column_blocks = 1)
+{
+    if (split_part_of(r, plan->geometry) == SPLITS_NONE) return 0;
+    const attn_dims &d = plan->geometry.dims;
+    split_layout x = split_layout_of(chip, r, d, columns, column_blocks);
+    const int64_t bytes = x.bytes;
+    if (d.packed || !x.in_turn) return (size_t)bytes;
+    /* device.cu may compute this problem in parts (some of its heads or queries), one after the other in the same
+     * workspace. In such a part each split may be a work tile, which needs more memory. */
+    const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
+    x.tiles = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
+    x.slots = x.tiles * column_blocks;
+    place_sums(x, r.BM, columns);
+    return (size_t)attn_max64(bytes, x.bytes);
+}
+
+/* Makes the parts of the plan that differ if keys are split. `memory`: scratch memory of y.bytes bytes. */
+void make_split_plan(const split_rule &r, const split_layout &y, char *memory, split_plan &p)
+{
+    (tile_order &)p.order = tile_order_of(y.per_head, y.heads, 0, false);
+    p.order.last_heads = p.order.heads, p.order.short_tiles = 0;
+    p.order.tiles = p.order.end = (int)y.tiles;
+    p.H >>= r.shift;
+    p.splits = r;
+    p.is_split = true, p.shift = r.shift;
+    p.most = y.most, p.in_turn = y.in_turn, p.column_blocks = y.column_blocks;
+    p.before = (int32_t *)memory;
+    p.nonfinite = (uint8_t *)(p.before + y.tiles * y.column_blocks);
+    p.of_row = (float4 *)(memory + y.of_row), p.sums = (float4 *)(memory + y.sums);
+    p.out_scale = 1, p.huge_scores = false;
+}
+
+/* Returns the tensor map's view of Q where keys are split. Its rows are heads, and its heads are queries. */
+tma_tensor queries_by_head(const attn_geometry &g)
+{
+    const extent e = extent_of(g.dims);
+    const attn_view &q = g.view[ATTN_T_q];
+    tma_tensor x = tma_tensor_of(q, e.B, e.rows_q, g.dims.H, g.dims.D);
+    x.head = q.row, x.row = q.head;
+    return x;
 }
 
 } // namespace

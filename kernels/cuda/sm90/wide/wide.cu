@@ -4,17 +4,24 @@
 
 namespace {
 
+typedef cudaError_t launch_function(const forward_job &);
+
 struct shape_row {
-    int D, Dv;
+    int D, Dv, columns; /* columns: those of `out` that a work tile computes */
     /* first index: 1 with softcap, ALiBi or FlashMask; second index: 0 for bfloat16, 1 for float16 */
-    cudaError_t (*launch[2][2])(const forward_job &);
+    launch_function *launch[2][2], *launch_splits[2][2];
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)
 {
+    typedef wide_shape<DC, DVC, false> plain;
+    typedef wide_shape<DC, DVC, true> options;
     return { DC * 64,
              DVC * 64 * column_blocks,
-             { { launch<__nv_bfloat16, wide_shape<DC, DVC, false>>, launch<__half, wide_shape<DC, DVC, false>> },
-               { launch<__nv_bfloat16, wide_shape<DC, DVC, true>>, launch<__half, wide_shape<DC, DVC, true>> } } };
+             DVC * 64,
+             { { launch<__nv_bfloat16, plain>, launch<__half, plain> },
+               { launch<__nv_bfloat16, options>, launch<__half, options> } },
+             { { launch_splits<__nv_bfloat16, plain>, launch_splits<__half, plain> },
+               { launch_splits<__nv_bfloat16, options>, launch_splits<__half, options> } } };
 }
 
 enum { MOST_COLUMN_BLOCKS = 2 };
@@ -33,6 +40,22 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
+const shape_row &shape_of(const attn_dims &d)
+{
+    const shape_row *x = shapes; /* the last row takes all head sizes */
+    while (x->D < d.D || x->Dv < d.Dv) x++;
+    return *x;
+}
+
+/* Returns the rule by which keys are split. With four key/value heads, 32 work tiles of each fill the 132
+ * multiprocessors of an H100. */
+split_rule splits_of(const attn_plan *plan)
+{
+    const attn_problem *const p = plan->problem;
+    /* ALiBi and FlashMask may differ from head to head */
+    return split_rule_of(plan, { BM, BN, 512, 33, !p->alibi_slopes.rank && !p->mask_startend_rows.rank });
+}
+
 /* Where each part of the workspace begins, in bytes. First come the warps' flags for rows that must be recomputed. */
 struct wide_layout {
     int64_t extremes, bytes;
@@ -43,7 +66,8 @@ wide_layout wide_layout_of(const attn_problem *p, const attn_dims &d)
     wide_layout x;
     x.extremes = (tiles * MOST_COLUMN_BLOCKS * FLAGS + 127) / 128 * 128;
     x.bytes = x.extremes;
-    if (p->mask_startend_rows.rank) x.bytes += d.B * d.H * attn_tiles(d.Sk, BN) * (int64_t)sizeof(attn_mask_extremes);
+    if (p->mask_startend_rows.rank)
+        x.bytes += (d.B * d.H * attn_tiles(d.Sk, BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
     return x;
 }
 
@@ -52,7 +76,9 @@ bool plan_wide(const cuda_chip *chip, attn_plan *plan)
     const attn_dims &d = plan->geometry.dims;
     if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
     const wide_layout place = wide_layout_of(plan->problem, d);
-    plan->workspace_bytes = (size_t)place.bytes;
+    const int columns = shape_of(d).columns;
+    plan->workspace_bytes = (size_t)place.bytes + split_workspace(chip, plan, splits_of(plan), columns,
+                                                                  (int)attn_tiles(d.Dv, columns));
     return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits */
 }
 
@@ -66,10 +92,18 @@ cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_p
     job.place = {};
     job.place.extremes = wide_layout_of(p, d).extremes;
     job.read = job.given;
-    const bool options = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
-    for (const shape_row &x : shapes)
-        if (x.D >= d.D && x.Dv >= d.Dv) return x.launch[options][p->q.dtype == ATTN_F16](job);
-    return cudaErrorInvalidValue; /* never reached: the last row takes all head sizes */
+    const bool options = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank,
+               f16 = p->q.dtype == ATTN_F16;
+    const shape_row &x = shape_of(d);
+    const split_rule splits = splits_of(plan);
+    const split_part part = split_part_of(splits, job.given.g);
+    if (part != SPLITS_NONE) job.splits = splits;
+    if (part != SPLITS_ALL) {
+        const cudaError_t code = x.launch[options][f16](job);
+        if (code != cudaSuccess || part == SPLITS_NONE) return code;
+    }
+    job.split_memory = job.memory + wide_layout_of(p, d).bytes;
+    return x.launch_splits[options][f16](job);
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |

@@ -4,7 +4,8 @@
  * accumulates half of these columns. The left-hand consumer computes the scores of every second tile of 64 keys,
  * beginning with the first one that is visited, and the right-hand consumer those of the other tiles. Each passes its P
  * to the other, so that the softmax of one runs during products of the other. If `out` has more columns than a work
- * tile has, several work tiles have the same queries, and each of them computes their scores.
+ * tile has, several work tiles have the same queries, and each of them computes their scores. With few rows over many
+ * keys, a work tile has only a split (a part) of the keys, and may have rows of several heads (splits.cuh).
  *
  * Each consumer has its own ring of boxes (64 keys and 64 columns): K of its own tiles, and its columns of V of all
  * tiles. A thread has the same rows and keys in both consumers, so P passes from thread to thread through one buffer. A
@@ -17,7 +18,7 @@
 #define ATTN_SM90_WIDE_TILES_CUH
 
 #include "kernels/cuda/common/launch.cuh"
-#include "kernels/cuda/sm90/forward/forward_plan.cuh"
+#include "kernels/cuda/sm90/forward/splits.cuh"
 #include "kernels/cuda/sm90/layer/pipeline.cuh"
 #include "kernels/cuda/sm90/layer/products.cuh"
 
@@ -107,8 +108,7 @@ struct wide_maps {
 };
 
 /* The plan of a run. Each tile of queries has `column_blocks` work tiles, which compute different columns of `out`. */
-struct wide_plan : plan {
-    int column_blocks;
+struct wide_plan : split_plan {
     /* marks of rows that a later launch recomputes, and whether there are any (cuda_args::rows_later, rows_found);
      * NULL: rows to recompute are flagged in plan::nonfinite instead */
     uint8_t *marks, *found;
@@ -117,6 +117,15 @@ struct wide_plan : plan {
 
 /* number of flags (bytes) of a work tile in plan::nonfinite, indexed by consumer and warp */
 enum { FLAGS = 2 * 4 };
+
+/* Marks row i of a work tile, if it exists, so that a later launch computes it. */
+DEVICE void mark_row(const wide_plan &p, const work_tile &t, int i)
+{
+    if (i >= t.Sq) return;
+    const int h = t.h + (i & ((1 << p.shift) - 1));
+    p.marks[t.b * p.mark_batch + h * p.mark_head + t.q_start + (i >> p.shift)] = 1 + UNSOUND_ROWS;
+    *p.found = 1; /* other warps may write the same value */
+}
 
 template <class X> struct key_walk {
     const tile_bits *seen; /* NULL: all tiles are visible */
@@ -152,26 +161,27 @@ template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
         }
         at.next();
     };
-    while (t < end) {
+    const auto give = [&](work_tile x) {
         wide_work y;
-        y.x = work_tile_of<BM, BN>(p, t / p.column_blocks);
-        if (y.x.i0 != SKIP) {
-            sleep_until_empty(sm.bars.work, at);
-            __syncwarp();
-            if (X::SCORE_MODS && p.mask.bounds && y.x.first < y.x.last) {
-                key_tiles tiles = { y.x.first, y.x.last };
-                list_visible_tiles(p.mask, y.x.b, y.x.h, p.H, y.x.i0, min(y.x.i0 + BM, y.x.Sq), tiles,
-                                   *sm.list(at.stage));
-                y.x.first = tiles.first, y.x.last = tiles.last;
-            }
-            y.y = warpgroup_tile_of<BN>(band_of(p, y.x), y.x.i0, y.x.Sq, y.x.first, y.x.last);
-            y.column0 = t % p.column_blocks * (X::DVC * 64);
-            y.number = t;
-            publish(y);
-            mbarrier_sleep(smem_addr(&sm.bars.wanted), wanted);
-            __syncwarp();
-            wanted ^= 1;
+        sleep_until_empty(sm.bars.work, at);
+        __syncwarp();
+        if (X::SCORE_MODS && p.mask.bounds && x.first < x.last) {
+            key_tiles tiles = { x.first, x.last };
+            list_visible_tiles(p.mask, x.b, x.h, p.H, x.i0, min(x.i0 + BM, x.Sq), tiles, *sm.list(at.stage));
+            x.first = tiles.first, x.last = tiles.last;
         }
+        y.x = x;
+        y.y = warpgroup_tile_of<BN>(band_of(p, x), x.i0, x.Sq, x.first, x.last, p.shift);
+        y.column0 = t % p.column_blocks * (X::DVC * 64);
+        y.number = t;
+        publish(y);
+        mbarrier_sleep(smem_addr(&sm.bars.wanted), wanted);
+        __syncwarp();
+        wanted ^= 1;
+    };
+    while (t < end) {
+        const work_tile x = work_tile_of_split<BM, BN>(p, t / p.column_blocks, p.is_split);
+        if (x.i0 != SKIP) for_splits(p, p.is_split, x, give);
         if (scheduler) t = p.order.first * p.column_blocks + (int)gridDim.x + atomicAdd(p.counter, 1);
         t = __shfl_sync(0xffffffff, t, 0);
     }
@@ -202,8 +212,10 @@ template <class X, int W> struct box_loader {
     DEVICE void load_Q(const work_tile &x)
     {
         sleep_until_empty(sm.bars.Q, q);
-        load_tile<BM, X::DC, 64>(smem_addr(sm.Q), &maps.Q, { 0, x.q_start + x.i0, x.h, p.cu_q ? 0 : x.b },
-                                 smem_addr(&sm.bars.Q.full[0]));
+        const int row = x.q_start + (x.i0 >> p.shift), b = p.cu_q ? 0 : x.b;
+        /* where keys are split, the rows of the tensor map are heads, and its heads are queries */
+        const tma_place from = p.is_split ? tma_place{ 0, x.h, row, b } : tma_place{ 0, row, x.h, b };
+        load_tile<BM, X::DC, 64>(smem_addr(sm.Q), &maps.Q, from, smem_addr(&sm.bars.Q.full[0]));
         q.next();
     }
     DEVICE void load_keys(const wide_work &y, int slot)
@@ -358,7 +370,7 @@ template <typename T, class X, int W> struct wide_consumer {
             modify_scores<BN>(S, p.mods, head, t, i0, j * BN, lane, [] {});
             if (walk.seen && walk.seen->part[j / 32] >> j % 32 & 1) hide_by_bounds<BN>(S, p.mask, t, i0, j * BN, lane);
         }
-        if (j < free_first || j >= free_last) mask<BN>(S, band, i0, j * BN, lane);
+        if (j < free_first || j >= free_last) mask<BN>(S, band, i0, j * BN, lane, p.shift);
         softmax_step<BN>(S, x, rescale, p.reference);
         to_operand<T, BN>(P, S);
         give(P, rescale);
@@ -509,7 +521,8 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE bool has_lost_keys(const work_tile &t, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
-        return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
+        const int query = i >> p.shift;
+        return max(query + band.lo, t.first * BN) < min(min(query + band.hi, band.Sk), t.last * BN);
     }
 
     /* Tells the next kernel which rows tensor cores could not compute (sound[n] is false for the thread's row n). Each
@@ -518,26 +531,71 @@ template <typename T, class X, int W> struct wide_consumer {
     {
         const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);
         if (!p.marks) {
-            if (lane == 0) p.nonfinite[number * FLAGS + W * 4 + warp] = any;
+            /* a work tile that computes several splits keeps the flag of an earlier one */
+            const bool keeps = p.is_split && p.in_turn && t.split > 0;
+            if (lane == 0 && (any || !keeps)) p.nonfinite[number * FLAGS + W * 4 + warp] = any;
         } else if (any) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int i = i0 + half * 8;
                 const unsigned unsound = __ballot_sync(0xffffffff, !sound[half]);
-                if (lane % 4 != 0 || i >= t.Sq || !(unsound >> lane & 15)) continue;
-                p.marks[t.b * p.mark_batch + t.h * p.mark_head + t.q_start + i] = 1 + UNSOUND_ROWS;
-                *p.found = 1; /* other warps may write the same value */
+                if (lane % 4 == 0 && unsound >> lane & 15) mark_row(p, t, i0 + half * 8);
             }
         }
     }
 
-    DEVICE void finish(float (&O)[BOXES][32], const work_tile &t, int column0, int number)
+    /* Adds the sums l of both consumers. */
+    DEVICE void add_sums()
     {
         float2(&l)[2][128] = sm.l[work.stage];
         l[W][thread] = make_float2(x.l[0], x.l[1]);
         named_barrier_sync(ENDED, 256);
         x.l[0] = l[LEFT][thread].x + l[RIGHT][thread].x;
         x.l[1] = l[LEFT][thread].y + l[RIGHT][thread].y;
+    }
+
+    /* Returns whether scores and sums of row `half` of the thread's two rows are finite, and its numbers of O are;
+     * zero: 0, or NaN if a number of O is not finite. */
+    DEVICE bool is_sound(const row_ends &ends, float zero, const work_tile &t, int half) const
+    {
+        return zero == 0 && x.l[half] - x.l[half] == 0 &&
+               (ends.top[half] == -CUDART_INF_F ? !has_lost_keys(t, i0 + half * 8)
+                                                : fabsf(ends.top[half]) < SCORE_MOST);
+    }
+
+    /* Stores the sums of a split (a part of the keys). If this block computes all splits of its rows, the results are
+     * stored after the last split instead. */
+    DEVICE void finish_split(float (&boxes)[BOXES][32], const work_tile &t, int column0, int number)
+    {
+        float(&O)[BOXES * 32] = (float(&)[BOXES * 32])boxes;
+        const int slot = p.in_turn ? (int)blockIdx.x : number, first = W == LEFT ? 0 : X::MOST_BOXES * 64;
+        float4 *const sums = p.sums + (((int64_t)slot * 4 + warp) * (X::DVC * 8) + first / 8) * 32 + lane,
+                      *const rows = p.of_row + ((int64_t)slot * 4 + warp) * 32 + lane;
+        const bool adds = p.in_turn && t.split > 0;
+        /* add_sums() lets the consumers wait for each other, so that both have read this before one of them stores */
+        const float4 before = adds ? *rows : make_float4(0, 0, 0, 0);
+        add_sums();
+        const row_ends ends = end_rows(x, p.reference, -CUDART_INF_F, 1);
+        split_end end = { { ends.top[0], ends.top[1] }, { x.l[0], x.l[1] } };
+        const float zero = is_finite(O) ? 0 : CUDART_NAN_F;
+        bool sound[2] = { is_sound(ends, zero, t, 0), is_sound(ends, zero, t, 1) };
+        if (adds)
+            add_split(
+                before, [&](int n) { return sums[n * 32]; }, O, end);
+        if (p.in_turn && t.split + 1 == t.splits) {
+            if (!store_split_rows<T, BOXES * 64>(p, t, i0, column0 + first, O, end, lane)) sound[0] = sound[1] = false;
+        } else {
+            if (W == LEFT) *rows = make_float4(end.top[0], end.l[0], end.top[1], end.l[1]);
+#pragma unroll
+            for (int n = 0; n < BOXES * 8; n++)
+                sums[n * 32] = make_float4(O[n * 4], O[n * 4 + 1], O[n * 4 + 2], O[n * 4 + 3]);
+        }
+        report(sound, t, number);
+    }
+
+    DEVICE void finish(float (&O)[BOXES][32], const work_tile &t, int column0, int number)
+    {
+        if (p.is_split) return finish_split(O, t, column0, number);
+        add_sums();
         const row_ends ends = end_rows(x, p.reference, sink_log2(p.to, t.h), 1);
         if (W == LEFT && column0 == 0) store_lse(p.to, t.b, t.h, t.q_start, i0, t.Sq, x, ends, lane);
         float zero[2] = { 0, 0 }; /* 0, or NaN if one of the thread's numbers in this row is not finite */
@@ -548,12 +606,7 @@ template <typename T, class X, int W> struct wide_consumer {
                 O[c][i] *= ends.factor[i / 2 % 2];
                 zero[i / 2 % 2] = fmaf(O[c][i], 0, zero[i / 2 % 2]);
             }
-        bool sound[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            sound[half] = zero[half] == 0 && x.l[half] - x.l[half] == 0 &&
-                          (ends.top[half] == -CUDART_INF_F ? !has_lost_keys(t, i0 + half * 8)
-                                                           : fabsf(ends.top[half]) < SCORE_MOST);
+        bool sound[2] = { is_sound(ends, zero[0], t, 0), is_sound(ends, zero[1], t, 1) };
         report(sound, t, number);
         if (!p.to.out) return;
         const int row = i0 - lane / 4;
@@ -635,16 +688,24 @@ __global__ void __launch_bounds__(THREADS, 1)
 __global__ void __launch_bounds__(128)
     repair_wide(const __grid_constant__ wide_plan p, const __grid_constant__ cuda_args a)
 {
-    const auto tile_of = [&](int n) { return work_tile_of<BM, BN>(p, p.order.first + n / 4); };
+    const auto tile_of = [&](int n) {
+        return p.is_split ? split_rows_of<BM, BN>(p, n / 4) : work_tile_of<BM, BN>(p, p.order.first + n / 4);
+    };
     const auto flag = [&](int n) {
-        const int first = (p.order.first + n / 4) * p.column_blocks;
+        const int first = (p.is_split ? n / 4 * p.most : p.order.first + n / 4) * p.column_blocks;
         uint32_t any = 0;
         for (int c = 0; c < p.column_blocks * 2; c++) any |= p.nonfinite[first * FLAGS + c * 4 + n % 4];
         return any && tile_of(n).i0 != SKIP; /* a skipped work tile has no valid flags */
     };
     wait_for_prerequisites();
-    for_flagged_warps((p.order.end - p.order.first) * 4, flag, [&](int n, uint32_t) {
+    const int tiles = p.is_split ? p.order.tiles / p.most : p.order.end - p.order.first;
+    for_flagged_warps(tiles * 4, flag, [&](int n, uint32_t) {
         const work_tile t = tile_of(n);
+        if (p.is_split) {
+            repair_begins();
+            for (int r = 0; r < 16; r++) repair_split_row<ATTN_MAX_HEAD_DIM / 32>(p, a, t, t.i0 + n % 4 * 16 + r);
+            return;
+        }
         const head_args x = head_args_of(a, t.b, t.h);
         const int i0 = t.i0 + n % 4 * 16;
         repair_begins();
@@ -653,27 +714,43 @@ __global__ void __launch_bounds__(128)
     });
 }
 
-/* ---- The function of the host that launches the kernel ----------------------------------------------------------- */
+/* Adds the results of splits (merge_splits()), and tells repair_wide() or a later launch which rows tensor cores could
+ * not compute. */
+template <typename T, class X>
+__global__ void __launch_bounds__(X::DVC * 64)
+    merge_wide(const __grid_constant__ wide_plan p)
+{
+    const auto leave = [&](const work_tile &t, int row, int64_t tile) {
+        if (!p.marks) p.nonfinite[tile * FLAGS + row % BM / 16] = 1;
+        else
+            for (int i = row; i < row + 16; i++) mark_row(p, t, i);
+    };
+    merge_splits_of_rows<T, BM, BN, FLAGS, X::DVC * 64>(p, [&](const work_tile &t, int row, int64_t tile) {
+        if (threadIdx.x == 0) leave(t, row, tile);
+    });
+}
 
-template <typename T, class X> cudaError_t launch(const forward_job &job)
+/* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
+
+template <class X> int column_blocks_of(const attn_dims &d)
+{
+    return (int)attn_tiles(d.Dv, X::DVC * 64);
+}
+
+/* Launches the work tiles of the plan p, whose order is complete. */
+template <typename T, class X>
+cudaError_t launch_tiles(const forward_job &job, const tma_tensor &queries, int rows, int heads, wide_plan &p)
 {
     const attn_geometry &g = job.read.g;
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     wide_maps maps;
-    if (!tma_map(&maps.Q, tma_tensor_of(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D), BM) ||
+    if (!tma_map(&maps.Q, queries, rows, 128, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, heads) ||
         !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), BN) ||
         !tma_map(&maps.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), BN))
         return cudaErrorInvalidValue;
-    wide_plan p;
     const cudaError_t code = allow_shared<wide_tiles<T, X>>(sizeof(shared<X>));
     if (code != cudaSuccess) return code;
-    make_plan(job, BM, BN, p);
-    p.least_Sk = 0, p.most_Sk = INT32_MAX;
-    p.column_blocks = (int)attn_tiles(d.Dv, X::DVC * 64);
-    p.marks = job.given.rows_later, p.found = job.given.rows_found;
-    p.nonfinite = (uint8_t *)job.memory;
-    p.mark_batch = job.given.lse_batch, p.mark_head = job.given.lse_head;
     take_share(job.chip, p.order);
     if (p.order.first == p.order.end) return cudaSuccess;
     if (X::SCORE_MODS && p.mask.bounds) {
@@ -681,13 +758,55 @@ template <typename T, class X> cudaError_t launch(const forward_job &job)
         tile_extremes<BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
             p.mask, p.B, p.H, p.Sq, p.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
-    const int64_t tiles = p.order.end - p.order.first;
-    const cudaError_t launched = launch_dependent(wide_tiles<T, X>,
-                                                  attn_min64(tiles * p.column_blocks, job.chip->multiprocessors),
-                                                  THREADS, sizeof(shared<X>), job.stream, p, maps);
-    if (launched != cudaSuccess || p.marks) return launched;
+    return launch_dependent(wide_tiles<T, X>,
+                            attn_min64((p.order.end - p.order.first) * p.column_blocks, job.chip->multiprocessors),
+                            THREADS, sizeof(shared<X>), job.stream, p, maps);
+}
+
+cudaError_t launch_repair(const forward_job &job, int64_t tiles, const wide_plan &p)
+{
+    if (p.marks) return cudaSuccess;
     return launch_dependent(repair_wide, attn_min64(attn_tiles(tiles * 4, 128), 1024), 128, 0, job.stream, p,
                             job.given);
+}
+
+wide_plan begin_plan(const forward_job &job, int column_blocks)
+{
+    wide_plan p;
+    make_plan(job, BM, BN, p);
+    p.least_Sk = 0, p.most_Sk = INT32_MAX;
+    p.is_split = false, p.shift = 0, p.column_blocks = column_blocks;
+    p.marks = job.given.rows_later, p.found = job.given.rows_found;
+    p.nonfinite = (uint8_t *)job.memory;
+    p.mark_batch = job.given.lse_batch, p.mark_head = job.given.lse_head;
+    return p;
+}
+
+template <typename T, class X> cudaError_t launch(const forward_job &job)
+{
+    const attn_geometry &g = job.read.g;
+    const extent e = extent_of(g.dims);
+    wide_plan p = begin_plan(job, column_blocks_of<X>(g.dims));
+    const cudaError_t code = launch_tiles<T, X>(
+        job, tma_tensor_of(g.view[ATTN_T_q], e.B, g.dims.H, e.rows_q, g.dims.D), BM, 1, p);
+    if (code != cudaSuccess || p.order.first == p.order.end) return code;
+    return launch_repair(job, p.order.end - p.order.first, p);
+}
+
+/* Launches the forward of the sequences whose keys are split by the rule job.splits. */
+template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
+{
+    const attn_geometry &g = job.read.g;
+    const int column_blocks = column_blocks_of<X>(g.dims);
+    const split_layout y = split_layout_of(job.chip, job.splits, g.dims, X::DVC * 64, column_blocks);
+    const int64_t rows = y.per_head * y.heads;
+    wide_plan p = begin_plan(job, column_blocks);
+    make_split_plan(job.splits, y, job.split_memory, p);
+    cudaError_t code = launch_tiles<T, X>(job, queries_by_head(g), 1 << p.shift, BM >> p.shift, p);
+    if (code != cudaSuccess || !is_last_share(job.chip)) return code;
+    if (!y.in_turn)
+        code = launch_dependent(merge_wide<T, X>, rows * (BM / 16) * column_blocks, X::DVC * 64, 0, job.stream, p);
+    return code == cudaSuccess ? launch_repair(job, rows, p) : code;
 }
 
 } // namespace
