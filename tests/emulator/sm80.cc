@@ -102,6 +102,38 @@ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     warp<mma_operands>("mma.bf16", mine, [](mma_operands *const *all) { multiply(true, all); });
 }
 
+uint32_t tf32_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & ~0x1fffu;
+}
+
+void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    mma_operands mine = { c, a, { b0, b1 } };
+    warp<mma_operands>("mma.tf32", mine, [](mma_operands *const *all) {
+        alignas(32) uint32_t A[16][8], B[8][8];
+        alignas(32) float C[16][8];
+        for (int n = 0; n < 32; n++) {
+            const mma_operands &x = *all[n];
+            for (int e = 0; e < 4; e++) {
+                A[n / 4 + e % 2 * 8][n % 4 + e / 2 * 4] = x.a[e] & ~0x1fffu;
+                C[n / 4 + e / 2 * 8][n % 4 * 2 + e % 2] = x.c[e];
+            }
+            for (int e = 0; e < 2; e++) B[n % 4 + e * 4][n / 4] = x.b[e] & ~0x1fffu;
+        }
+        for (int k = 0; k < 8; k++) {
+            const __m256 row = _mm256_load_ps((const float *)B[k]);
+            for (int m = 0; m < 16; m++)
+                _mm256_store_ps(C[m], _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_set1_epi32((int)A[m][k])), row,
+                                                      _mm256_load_ps(C[m])));
+        }
+        for (int n = 0; n < 32; n++)
+            for (int e = 0; e < 4; e++) all[n]->c[e] = C[n / 4 + e / 2 * 8][n % 4 * 2 + e % 2];
+    });
+}
+
 struct mma_doubles {
     double *c;
     const double *a, *b;

@@ -15,6 +15,11 @@ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row);
 void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
+/* Rounds to TF32 (10 fraction bits), half away from zero. */
+uint32_t tf32_of(float x);
+/* Matrix product m16n8k8 of TF32: as the products of 16-bit operands. */
+void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
 /* Matrix product m16n8k16 of doubles: each term is a fused multiply-add, in the order of k. */
 void mma_f64(double (&c)[4], const double (&a)[8], const double (&b)[4]);
 

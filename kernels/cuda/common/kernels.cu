@@ -14,6 +14,7 @@ extern const cuda_kernel sm90_wide_forward;                             /* in sm
 extern const cuda_kernel sm90_wide_backward;                            /* in sm90/wide_backward/wide_backward.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward;       /* in sm80/forward.cu */
 extern const cuda_kernel wide_forward, wide_backward;                   /* in sm80/wide_*.cu */
+extern const cuda_kernel f32_wide_forward, f32_wide_backward;           /* in sm80/wide_*.cu */
 extern const cuda_kernel generic_backward;                              /* in sm80/backward.cu */
 extern const cuda_kernel f32_forward, f32_backward;                     /* in sm80/f32_*.cu */
 extern const cuda_kernel simple_forward, simple_backward;               /* in simple/simple.cu */
@@ -44,6 +45,8 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &wide_backward,
     &f32_forward,
     &f32_backward,
+    &f32_wide_forward,
+    &f32_wide_backward,
     &simple_forward,
     &simple_backward,
     &sm90_observe,

@@ -175,12 +175,12 @@ template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits
 
 /* Finds the query tiles that see the block's keys. Query i sees keys i + lo to i + hi - 1 (struct limits), so key j is
  * seen by the queries i with j - hi < i <= j - lo. */
-template <int BN> DEVICE void find_queries(key_place &place)
+template <int BN, int TILE = BM> DEVICE void find_queries(key_place &place)
 {
     const int Sq = (int)place.s.Sq, j_last = min(place.j0 + BN, place.limit.Sk) - 1;
     if (j_last < place.j0) return;
-    place.first = max(place.j0 - place.limit.hi + 1, 0) / BM;
-    place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
+    place.first = max(place.j0 - place.limit.hi + 1, 0) / TILE;
+    place.last = max((min(j_last - place.limit.lo + 1, Sq) + TILE - 1) / TILE, place.first);
 }
 
 /* Stores a warp's sums (blocks of 16 x 8) in shared memory, from where store_rows() writes them to global memory. */

@@ -107,6 +107,24 @@ template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Rounds x to TF32: float32 with 10 fraction bits. PTX ISA 9.7.9.21. */
+DEVICE uint32_t tf32_of(float x)
+{
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return r;
+}
+/* Computes C += A B on tensor cores: A is 16 x 8, B 8 x 8, in TF32, and sums are float32. PTX ISA 9.7.14.5.14.
+ *   A  a0: row g, column q   a1: row g+8   a2: row g, column q+4   a3: row g+8, column q+4
+ *   B  b0: row q, column g   b1: row q+4 */
+DEVICE void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* Packs two floats as 16-bit elements; `low` is the lower half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)

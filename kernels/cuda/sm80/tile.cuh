@@ -23,7 +23,7 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
 }
 
 /* How elements of a tile are stored in shared memory. If T is a 16-bit type, float8 numbers are converted to T. If T is
- * uint8_t, they stay float8, and a row has D bytes. */
+ * uint8_t, they stay float8, and a row has D bytes. If T is float, the tensor is float32. */
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
@@ -31,6 +31,8 @@ template <typename T, int D> struct tile_row {
     {
         if constexpr (BYTES == 1) {
             ((uint8_t *)(to + at<WIDTH>(r, d / PIECE)))[d % PIECE] = valid ? ((const uint8_t *)data)[index] : 0;
+        } else if constexpr (BYTES == 4) {
+            ((float *)(to + at<WIDTH>(r, d / PIECE)))[d % PIECE] = valid ? ((const float *)data)[index] : 0;
         } else {
             uint16_t x = 0;
             if (valid)
@@ -58,7 +60,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
     {
-        const int bytes = tensor.dtype == ATTN_F8E4M3 ? 1 : 2;
+        const int bytes = tensor.dtype == ATTN_F8E4M3 ? 1 : tensor.dtype == ATTN_F32 ? 4 : 2;
         data = (const char *)tensor.data + attn_at(&tensor, b, h, line) * bytes;
         view = &tensor;
         rows = (int)count;

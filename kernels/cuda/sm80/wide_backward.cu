@@ -7,6 +7,8 @@
  * dk: the same with S^T and dP^T, dk += dS^T Q
  * dv: S^T += K Q^T, P = exp(S - lse), dv += P^T dO
  *
+ * wide.cuh explains how float32 is multiplied.
+ *
  * For every COLUMNS columns, a different block computes S and dP again. Compared with the usual five products, this
  * takes 2.6 times as many multiplications at D = Dv = 512, and 4.6 times at 1024. Blocks share no sums, so all
  * gradients are deterministic. Rows whose result is not finite are only marked, as in wide_forward.cu; later launches
@@ -20,24 +22,31 @@
 namespace {
 
 enum gradient { DQ, DK, DV };
-enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 32 * WARPS };
+enum { ROWS = 128, WARPS = ROWS / 16, THREADS = 32 * WARPS };
 
-union stage {
+/* TILE: keys or queries of the tile that a block visits. CHUNK: columns of a chunk. */
+template <typename T_> struct shape {
+    typedef T_ T;
+    /* how tiles lie in shared memory: the 16-bit types alike (tile_row) */
+    typedef std::conditional_t<is_float<T>, float, __half> stored;
+    static const int TILE = is_float<T> ? 32 : 64, CHUNK = is_float<T> ? 32 : 64;
+};
+
+template <class X> union stage {
     struct {
         /* a chunk of columns: `own` for the block's rows, `other` for the rows of the tile that the block visits */
-        uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
+        uint16_t own[ROWS * X::CHUNK * WORDS<typename X::T>], other[X::TILE * X::CHUNK * WORDS<typename X::T>];
     } chunk;
-    uint16_t columns[TILE * COLUMNS];
+    uint16_t columns[X::TILE * COLUMNS * WORDS<typename X::T>];
 };
-static_assert(sizeof(stage) % 1024 == 0, "fragments' swizzle");
 
 /* Shared memory for a warp's 16 queries x TILE keys. `z` has scores, for options, and later P; `cap` has 1 - tanh^2
  * (the derivative of softcap); `kept` has a bit for each pair that dropout keeps. */
-struct staged_keys {
+template <int TILE> struct staged_keys {
     float z[16][TILE + 2], cap[16][TILE + 2], lse2[16];
     uint32_t kept[16][TILE / 8];
 };
-struct parked {
+template <int TILE> struct parked {
     float z[16][TILE + 2];
 };
 
@@ -58,21 +67,22 @@ struct block_place {
     head_args head;
 };
 
-template <gradient G, bool SCORE_MODS> struct shared {
-    alignas(1024) stage stages[2];
-    std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
+template <class X, gradient G, bool SCORE_MODS> struct shared {
+    alignas(1024) stage<X> stages[2];
+    std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys<X::TILE>, staged_queries<X::TILE>>,
+                       parked<X::TILE>>
         options[WARPS];
     /* lse and delta of the queries of the current tile; only blocks that compute dk or dv use this member */
     row_values values;
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
-static_assert(2 * sizeof(stage) >= sizeof(float) * ROWS * COLUMNS / 2, "results are staged");
 
 /* ---- Which rows, keys and columns a block computes --------------------------------------------------------------- */
 
 /* Finds the block's rows and columns of dq. Blocks of the same queries have successive numbers, so that they find their
  * common keys in the L2 cache. */
+template <int TILE>
 DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -92,10 +102,11 @@ DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int c
 
 /* Finds the block's rows and columns of dk or dv. Blocks of the same keys have successive numbers, so that they find
  * their common queries in the L2 cache. */
+template <int TILE>
 DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     key_place place = key_place_of<ROWS>(a, whole, make_uint3(blockIdx.x / column_blocks, blockIdx.y, blockIdx.z));
-    find_queries<ROWS>(place);
+    find_queries<ROWS, TILE>(place);
     p.column0 = (int)(blockIdx.x % column_blocks) * COLUMNS;
     p.s = place.s;
     p.limit = place.limit;
@@ -109,7 +120,7 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
 
 /* For the tile that the block visits in round n of its loop, tile_row() returns the first row, and head_of_round() the
  * query head. */
-template <gradient G> DEVICE int tile_row(const block_place &p, int n)
+template <gradient G, int TILE> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
 }
@@ -127,48 +138,49 @@ template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, 
 
 /* ---- Loading tiles to shared memory ------------------------------------------------------------------------------ */
 
-template <int COUNT, int WIDTH>
+template <class X, int COUNT, int WIDTH>
 DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id id, int h, int row, int column,
                       uint16_t *to)
 {
     const bool of_keys = id == ATTN_T_k || id == ATTN_T_v;
     const int64_t width = (id == ATTN_T_q || id == ATTN_T_k ? a.g.dims.D : a.g.dims.Dv) - column;
     const attn_view view = columns_from(a.g.view[id], column);
-    const loader<WIDTH, THREADS> from(view, p.b, of_keys ? p.hk : h, of_keys ? p.s.k_start : p.s.q_start,
+    const loader<WIDTH, THREADS, false, typename X::stored> from(view, p.b, of_keys ? p.hk : h, of_keys ? p.s.k_start : p.s.q_start,
                                       of_keys ? p.s.Sk : p.s.Sq, width);
     from.template load<COUNT>(to, row);
 }
 
 /* Begins to copy a chunk of columns of the tile that the block visits in round n of its loop. If VALUES is true, the
  * chunk is from dout and v, otherwise from q and k. */
-template <gradient G, bool VALUES>
-DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
+template <class X, gradient G, bool VALUES>
+DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage<X> &to, int n, int chunk)
 {
+    const int TILE = X::TILE, CHUNK = X::CHUNK;
     const attn_tensor_id queries = VALUES ? ATTN_T_dout : ATTN_T_q, keys = VALUES ? ATTN_T_v : ATTN_T_k;
     const int h = head_of_round<G>(a, p, n);
-    load_rows<ROWS, CHUNK>(a, p, G == DQ ? queries : keys, h, p.row0, chunk * CHUNK, to.chunk.own);
-    load_rows<TILE, CHUNK>(a, p, G == DQ ? keys : queries, h, tile_row<G>(p, n), chunk * CHUNK, to.chunk.other);
+    load_rows<X, ROWS, CHUNK>(a, p, G == DQ ? queries : keys, h, p.row0, chunk * CHUNK, to.chunk.own);
+    load_rows<X, TILE, CHUNK>(a, p, G == DQ ? keys : queries, h, tile_row<G, TILE>(p, n), chunk * CHUNK,
+                              to.chunk.other);
     cp_async_commit();
 }
 
 /* Begins to copy the block's columns of k, q or dout. In round n of the block's loop, the last product multiplies them
  * by dS or P. */
-template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage &to, int n)
+template <class X, gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage<X> &to, int n)
 {
-    load_rows<TILE, COLUMNS>(a, p,
-                             G == DQ   ? ATTN_T_k
-                             : G == DK ? ATTN_T_q
-                                       : ATTN_T_dout,
-                             head_of_round<G>(a, p, n), tile_row<G>(p, n), p.column0, to.columns);
+    const attn_tensor_id id = G == DQ ? ATTN_T_k : G == DK ? ATTN_T_q : ATTN_T_dout;
+    load_rows<X, X::TILE, COLUMNS>(a, p, id, head_of_round<G>(a, p, n), tile_row<G, X::TILE>(p, n), p.column0,
+                                   to.columns);
     cp_async_commit();
 }
 
 /* Loads lse and delta of the queries of the tile that the block visits in round n of its loop, and the arguments for
  * options of the tile's head. */
-template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
+template <gradient G, int TILE, class Shared>
+DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;
-    const int h = head_of_round<G>(a, p, n), i = tile_row<G>(p, n) + (int)threadIdx.x;
+    const int h = head_of_round<G>(a, p, n), i = tile_row<G, TILE>(p, n) + (int)threadIdx.x;
     if (threadIdx.x < TILE) {
         const bool exists = i < p.s.Sq;
         const int64_t at = p.b * a.lse_batch + h * a.lse_head + p.s.q_start + i;
@@ -216,7 +228,8 @@ DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, S
                         int n, float scale_log2)
 {
     const block_place &p = sm.place;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row0 = p.row0 + warp * 16, tile0 = tile_row<G>(p, n);
+    const int TILE = NT * 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row0 = p.row0 + warp * 16, tile0 = tile_row<G, TILE>(p, n);
     if constexpr (SCORE_MODS && G == DQ) {
         auto &st = sm.options[warp];
         change_scores<false>(S, st.z, lane, [&](int r, int column, float &z) {
@@ -283,15 +296,18 @@ __global__ void __launch_bounds__(THREADS, 1)
     gradient_columns(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, limits whole,
                      float scale_log2, int column_blocks)
 {
-    typedef shared<G, SCORE_MODS> Shared;
-    const int NT = TILE / 8, DT = COLUMNS / 8;
+    typedef shape<T> X;
+    typedef shared<X, G, SCORE_MODS> Shared;
+    const int TILE = X::TILE, CHUNK = X::CHUNK, NT = TILE / 8, DT = COLUMNS / 8;
+    static_assert(sizeof(stage<X>) % 1024 == 0, "fragments' swizzle");
+    static_assert(2 * sizeof(stage<X>) >= sizeof(float) * ROWS * COLUMNS / 2, "results are staged");
     Shared &sm = block_memory<Shared>();
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, D = (int)g.dims.D, Dv = (int)g.dims.Dv;
     block_place &p = sm.place;
     if (threadIdx.x == 0) {
-        if (G == DQ) find_queries_of_block(a, whole, column_blocks, p);
-        else find_keys_of_block(a, whole, column_blocks, p);
+        if (G == DQ) find_queries_of_block<TILE>(a, whole, column_blocks, p);
+        else find_keys_of_block<TILE>(a, whole, column_blocks, p);
         p.head = head_args_of(a, p.b, p.h);
     }
     __syncthreads();
@@ -317,23 +333,24 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sums[1][DT][4] = {};
     /* `at`: the buffer (0 or 1) that is read next */
     int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0;
-    if (n < end) load_chunk<G, false>(a, p, sm.stages[at], n, 0);
+    if (n < end) load_chunk<X, G, false>(a, p, sm.stages[at], n, 0);
     while (n < end) {
         const auto multiply_next = [&](float(&S)[1][NT][4], int channels) {
-            const uint32_t own_rows = at * (uint32_t)sizeof(stage);
-            add_chunk<T, CHUNK>(S, start, own_rows, own_rows + ROWS * CHUNK * 2, warp * 16, channels);
+            const uint32_t own_rows = at * (uint32_t)sizeof(stage<X>);
+            add_chunk<T, CHUNK>(S, start, own_rows, own_rows + ROWS * CHUNK * (uint32_t)sizeof(T), warp * 16,
+                                channels);
             at ^= 1;
         };
-        if (G != DQ) load_round<G>(a, s, sm, n);
+        if (G != DQ) load_round<G, TILE>(a, s, sm, n);
         float S[1][NT][4] = {};
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
             /* after this barrier the chunk is in buffer `at`, and no thread reads the other buffer */
             __syncthreads();
-            if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
-            else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
-            else load_columns<G>(a, p, sm.stages[at ^ 1], n);
+            if (d + CHUNK < D) load_chunk<X, G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
+            else if (G != DV) load_chunk<X, G, true>(a, p, sm.stages[at ^ 1], n, 0);
+            else load_columns<X, G>(a, p, sm.stages[at ^ 1], n);
             multiply_next(S, D - d);
         }
         scores_to_p<G, SCORE_MODS>(S[0], a, s, sm, own, n, scale_log2);
@@ -343,8 +360,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int d = 0; d < Dv; d += CHUNK) {
                 cp_async_wait<0>();
                 __syncthreads();
-                if (d + CHUNK < Dv) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
-                else load_columns<G>(a, p, sm.stages[at ^ 1], n);
+                if (d + CHUNK < Dv) load_chunk<X, G, true>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
+                else load_columns<X, G>(a, p, sm.stages[at ^ 1], n);
                 multiply_next(S, Dv - d);
             }
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
@@ -354,10 +371,8 @@ __global__ void __launch_bounds__(THREADS, 1)
          * the queries' lse and delta */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
-        if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);
-        const uint32_t down = start + lane_down<COLUMNS>(lane), tile = at * (uint32_t)sizeof(stage);
-        accumulate<T>(sums, S,
-                      [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<COLUMNS>(f, down, tile, dt * 8, kk * 16); });
+        if (n < end) load_chunk<X, G, false>(a, p, sm.stages[at ^ 1], n, 0);
+        add_product<T>(sums, S, start, at * (uint32_t)sizeof(stage<X>));
         at ^= 1;
     }
 
@@ -390,7 +405,7 @@ size_t mark_bytes(const attn_dims &d)
 template <typename T, gradient G, bool SCORE_MODS>
 cudaError_t launch_gradient(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream)
 {
-    typedef shared<G, SCORE_MODS> Shared;
+    typedef shared<shape<T>, G, SCORE_MODS> Shared;
     const attn_dims &d = a.g.dims;
     if (!a.g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv].data) return cudaSuccess;
     dim3 grid = G == DQ    ? tile_grid(a.g, ROWS)
@@ -422,12 +437,20 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const saved &s
     return options ? launch_all<T, true>(chip, a, s, stream) : launch_all<T, false>(chip, a, s, stream);
 }
 
+/* Returns the most bytes of shared memory that a block needs. */
+template <typename T> constexpr size_t shared_bytes(bool options)
+{
+    typedef shape<T> X;
+    if (!options) return sizeof(shared<X, DK, false>);
+    return sizeof(shared<X, DK, true>) > sizeof(shared<X, DQ, true>) ? sizeof(shared<X, DK, true>)
+                                                                     : sizeof(shared<X, DQ, true>);
+}
+
 bool plan(const cuda_chip *chip, attn_plan *plan)
 {
-    const size_t bytes = has_options(plan) ? sizeof(shared<DK, true>) > sizeof(shared<DQ, true>)
-                                                 ? sizeof(shared<DK, true>)
-                                                 : sizeof(shared<DQ, true>)
-                                           : sizeof(shared<DK, false>);
+    const bool options = has_options(plan);
+    const size_t bytes = plan->problem->q.dtype == ATTN_F32 ? shared_bytes<float>(options)
+                                                              : shared_bytes<__half>(options);
     if (!tile_grid_fits(plan->geometry.dims) || bytes > (size_t)chip->shared_bytes) return false;
     const size_t others = backward_bytes(chip, plan, false);
     plan->workspace_bytes = others + mark_bytes(plan->geometry.dims);
@@ -460,9 +483,11 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     };
     const auto tiles = [&](const cuda_chip *part) {
         const saved &s = run.scratch.s;
-        const cudaError_t launched = plan->problem->q.dtype == ATTN_BF16
-                                         ? launch_for<__nv_bfloat16>(part, a, s, has_options(plan), stream)
-                                         : launch_for<__half>(part, a, s, has_options(plan), stream);
+        const attn_dtype dtype = plan->problem->q.dtype;
+        const bool options = has_options(plan);
+        const cudaError_t launched = dtype == ATTN_F32    ? launch_for<float>(part, a, s, options, stream)
+                                     : dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(part, a, s, options, stream)
+                                                          : launch_for<__half>(part, a, s, options, stream);
         if (launched == cudaSuccess && own && is_last_share(part)) simple_marked_gradients(chip, a, s, stream);
         return launched;
     };
@@ -477,6 +502,14 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 
 extern const cuda_kernel wide_backward = {
     { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), ATTN_MAX_HEAD_DIM,
+      ATTN_ALL_SCORES & ~ATTN_OPTION_BIT(DOUT_DTYPE) },
+    80,
+    ANY_COMPUTE,
+    plan,
+    launch,
+};
+extern const cuda_kernel f32_wide_backward = {
+    { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F32), ATTN_MAX_HEAD_DIM,
       ATTN_ALL_SCORES & ~ATTN_OPTION_BIT(DOUT_DTYPE) },
     80,
     ANY_COMPUTE,

@@ -3,6 +3,8 @@
  * tiles of BN, from the last to the first. S is the sum over chunks of CHUNK columns of Q and K; while a product reads
  * one of two buffers, copies fill the other.
  *
+ * wide.cuh explains how float32 is multiplied.
+ *
  * If Dv is above COLUMNS, several blocks compute the same S, which takes 1.5 times as many multiplications at D = Dv =
  * 512, and 2.5 times at 1024. The block with the first columns writes lse.
  *
@@ -18,11 +20,13 @@
 
 namespace {
 
-enum { CHUNK = 128 };
-
-template <bool SCORE_MODS_> struct shape {
+template <typename T_, bool SCORE_MODS_> struct shape {
+    typedef T_ T;
+    /* how tiles lie in shared memory: the 16-bit types alike (tile_row) */
+    typedef std::conditional_t<is_float<T>, float, __half> stored;
     static const bool SCORE_MODS = SCORE_MODS_;
-    static const int BM = 128, BN = 64, WARPS = 8, THREADS = 32 * WARPS, MT = 1;
+    static const int BM = 128, BN = is_float<T> ? 32 : 64, CHUNK = is_float<T> ? 64 : 128;
+    static const int WARPS = 8, THREADS = 32 * WARPS, MT = 1;
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
@@ -30,9 +34,9 @@ template <bool SCORE_MODS_> struct shape {
  * chunk that was multiplied last. */
 template <class X> union stage {
     struct {
-        uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
+        uint16_t Q[X::BM * X::CHUNK * WORDS<typename X::T>], K[X::BN * X::CHUNK * WORDS<typename X::T>];
     } chunk;
-    uint16_t V[X::BN * COLUMNS];
+    uint16_t V[X::BN * COLUMNS * WORDS<typename X::T>];
     scores_on_their_way<X> way;
 };
 
@@ -48,9 +52,6 @@ template <class X> struct shared {
     block_place place;
     std::conditional_t<X::SCORE_MODS, seen_tiles, char> seen;
 };
-static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false>>) % 1024 == 0, "fragments' swizzle");
-
-static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
 /* Finds the block's rows and columns of out. Blocks with the same queries have successive numbers: they read the same
  * keys, and find them in the L2 cache. All threads of a block call this function. */
@@ -65,26 +66,26 @@ template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole
     __syncthreads();
 }
 
-template <typename T, class X, bool PAGED>
+template <class X, bool PAGED>
 DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to, int chunk, int j)
 {
     const attn_geometry &g = a.g;
-    const int first = chunk * CHUNK;
+    const int CHUNK = X::CHUNK, first = chunk * CHUNK;
     const attn_view q = columns_from(g.view[ATTN_T_q], first), k = columns_from(g.view[ATTN_T_k], first);
-    const loader<CHUNK, X::THREADS> Q(q, place.b, place.h, place.q_start, place.Sq, g.dims.D - first);
+    const loader<CHUNK, X::THREADS, false, typename X::stored> Q(q, place.b, place.h, place.q_start, place.Sq, g.dims.D - first);
     Q.template load<X::BM>(to.chunk.Q, place.i0);
-    key_loader<T, CHUNK, X::THREADS, false, PAGED> K(g, k, place.b, place.hk, place.k_start, place.limit.Sk,
+    key_loader<typename X::T, CHUNK, X::THREADS, false, PAGED> K(g, k, place.b, place.hk, place.k_start, place.limit.Sk,
                                                      g.dims.D - first);
     K.template load<X::BN>(to.chunk.K, j * X::BN);
     cp_async_commit();
 }
 
-template <typename T, class X, bool PAGED>
+template <class X, bool PAGED>
 DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
 {
     const attn_geometry &g = a.g;
     const attn_view v = columns_from(g.view[ATTN_T_v], place.column0);
-    key_loader<T, COLUMNS, X::THREADS, false, PAGED> V(g, v, place.rows.b, place.rows.hk, place.rows.k_start,
+    key_loader<typename X::T, COLUMNS, X::THREADS, false, PAGED> V(g, v, place.rows.b, place.rows.hk, place.rows.k_start,
                                                        place.rows.limit.Sk, g.dims.Dv - place.column0);
     V.template load<X::BN>(to.V, j * X::BN);
     cp_async_commit();
@@ -117,8 +118,35 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
     return sound;
 }
 
+/* Replaces infinities and NaN in a tile of float32 V by 0. */
+template <class X> DEVICE void clear_not_finite_floats(uint16_t *V)
+{
+    for (int n = threadIdx.x; n < X::BN * COLUMNS; n += X::THREADS) {
+        float &x = ((float *)V)[n];
+        if (x - x != 0) x = 0;
+    }
+    __syncthreads();
+}
+
+/* With float32, a row that sees only one key becomes an exact copy of the key's row of v. Each warp copies its own
+ * rows. */
+template <class X> DEVICE void copy_values_of_one_key(const cuda_args &a, const row_place &place, int column0)
+{
+    const attn_geometry &g = a.g;
+    const attn_view &out = g.view[ATTN_T_out], &v = g.view[ATTN_T_v];
+    const int width = min((int)g.dims.Dv - column0, (int)COLUMNS), first = place.i0 + threadIdx.x / 32 * X::MT * 16;
+    for (int i = first; i < min(first + X::MT * 16, place.Sq); i++) {
+        const int key = max(i + place.limit.lo, 0);
+        if (min(i + place.limit.hi, place.limit.Sk) - key != 1) continue;
+        const float *const from = (const float *)v.data +
+                                  attn_key_at(&g, &v, place.b, place.hk, place.k_start + key) + column0;
+        const int64_t to = attn_at(&out, place.b, place.h, place.q_start + i) + column0;
+        for (int d = threadIdx.x % 32; d < width; d += 32) store_float(out.dtype, out.data, to + d, from[d]);
+    }
+}
+
 /* Writes the block's columns of out, and lse if these are the first columns. */
-template <typename T, class X, int DT>
+template <class X, int DT>
 DEVICE void store_results(const cuda_args &a, const row_place &place, int column0, const float (&O)[X::MT][DT][4],
                           const softmax_row (&rows)[X::MT][2], void *staged)
 {
@@ -130,17 +158,21 @@ DEVICE void store_results(const cuda_args &a, const row_place &place, int column
                       rows[mt][half]);
         });
     if (!out.data) return;
-    store_columns<T>(out, place.b, place.h, place.q_start + place.i0,
-                     (int)attn_clamp64(place.Sq - place.i0 - mine, 0, X::MT * 16), column0,
-                     min((int)a.g.dims.Dv - column0, (int)COLUMNS), O, staged);
+    store_columns<typename X::T>(out, place.b, place.h, place.q_start + place.i0,
+                                 (int)attn_clamp64(place.Sq - place.i0 - mine, 0, X::MT * 16), column0,
+                                 min((int)a.g.dims.Dv - column0, (int)COLUMNS), O, staged);
+    if (is_float<typename X::T> && !X::SCORE_MODS && sink_of(a, place.h) == -CUDART_INF_F)
+        copy_values_of_one_key<X>(a, place, column0);
 }
 
 template <typename T, bool SCORE_MODS, bool PAGED>
-__global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
+__global__ void __launch_bounds__(shape<T, SCORE_MODS>::THREADS, 1)
     wide_forward_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2, int column_blocks)
 {
-    typedef shape<SCORE_MODS> X;
-    const int BM = X::BM, BN = X::BN, NT = BN / 8, DT = COLUMNS / 8;
+    typedef shape<T, SCORE_MODS> X;
+    const int BM = X::BM, BN = X::BN, CHUNK = X::CHUNK, NT = BN / 8, DT = COLUMNS / 8;
+    static_assert(sizeof(stage<X>) % 1024 == 0, "fragments' swizzle");
+    static_assert(sizeof(shared<X>) >= sizeof(float) * BM * COLUMNS / 2, "results are staged");
     shared<X> &sm = block_memory<shared<X>>();
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, D = (int)g.dims.D, chunks = (D + CHUNK - 1) / CHUNK;
@@ -165,7 +197,7 @@ again:
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
     int at = 0;
-    if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
+    if (first < last) load_chunk<X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
 #pragma unroll 1
@@ -173,10 +205,10 @@ again:
             cp_async_wait<0>();
             /* after this barrier the chunk is in buffer `at`, and no thread reads the other buffer */
             __syncthreads();
-            if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
-            else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
+            if (chunk + 1 < chunks) load_chunk<X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
+            else load_values<X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
-            add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
+            add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * (uint32_t)sizeof(T), threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
         /* after this barrier scores may overwrite the chunk that was multiplied last */
         if (SCORE_MODS) __syncthreads();
@@ -188,12 +220,12 @@ again:
         cp_async_wait<0>();
         /* after this barrier V[j] is in buffer `at`, and no thread uses the other buffer */
         __syncthreads();
-        if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
+        if constexpr (is_float<T>) {
+            if (clean) clear_not_finite_floats<X>(sm.stages[at].V);
+        } else if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
-        if (next >= first) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], 0, next);
-        const uint32_t down = start + lane_down<COLUMNS>(lane), tileV = at * (uint32_t)sizeof(stage<X>);
-        accumulate<T>(O, S,
-                      [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<COLUMNS>(f, down, tileV, dt * 8, kk * 16); });
+        if (next >= first) load_chunk<X, PAGED>(a, place, sm.stages[at ^ 1], 0, next);
+        add_product<T>(O, S, start, at * (uint32_t)sizeof(stage<X>));
         at ^= 1;
     }
 
@@ -203,7 +235,7 @@ again:
         clean = true;
         goto again;
     }
-    store_results<T, X>(a, place, sm.place.column0, O, rows, &sm);
+    store_results<X>(a, place, sm.place.column0, O, rows, &sm);
     const rows_written which = SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS;
     for (int i = place.i0 + (int)threadIdx.x; clean && i < place.i0 + BM && i < place.Sq; i += X::THREADS) {
         a.rows_later[lse_at(a, x, i)] = 1 + which;
@@ -220,7 +252,7 @@ enum { MARKS_HEAD = 16 };
 template <typename T, bool SCORE_MODS, bool PAGED>
 cudaError_t launch_variant(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
 {
-    typedef shape<SCORE_MODS> X;
+    typedef shape<T, SCORE_MODS> X;
     dim3 grid = tile_grid(a.g, X::BM);
     const int column_blocks = (int)attn_tiles(a.g.dims.Dv, COLUMNS);
     take_share(chip, a, grid);
@@ -247,7 +279,9 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
     plan->workspace_bytes = (size_t)(MARKS_HEAD + query_rows(d));
-    return tile_grid_fits(d) && sizeof(shared<shape<true>>) <= (size_t)chip->shared_bytes;
+    const size_t bytes = plan->problem->q.dtype == ATTN_F32 ? sizeof(shared<shape<float, true>>)
+                                                              : sizeof(shared<shape<__half, true>>);
+    return tile_grid_fits(d) && bytes <= (size_t)chip->shared_bytes;
 }
 
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
@@ -262,8 +296,10 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
             if (cleared != cudaSuccess) return cleared;
         }
     }
-    const cudaError_t code = plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(chip, a, plan, stream)
-                                                                 : launch_for<__half>(chip, a, plan, stream);
+    const attn_dtype dtype = plan->problem->q.dtype;
+    const cudaError_t code = dtype == ATTN_F32    ? launch_for<float>(chip, a, plan, stream)
+                             : dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(chip, a, plan, stream)
+                                                  : launch_for<__half>(chip, a, plan, stream);
     if (code == cudaSuccess && own && is_last_share(chip)) simple_marked_rows(chip, a, stream);
     return code;
 }
@@ -273,6 +309,15 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 extern const cuda_kernel wide_forward = {
     { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3),
       ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
+    80,
+    ANY_COMPUTE,
+    plan,
+    launch,
+    true,
+};
+extern const cuda_kernel f32_wide_forward = {
+    { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F32), ATTN_MAX_HEAD_DIM,
+      ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
     80,
     ANY_COMPUTE,
     plan,

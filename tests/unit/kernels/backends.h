@@ -80,6 +80,7 @@ void test_grid_agrees_with_the_reference(void **state);
 void test_random_problems_agree_with_the_reference(void **state);
 /* Tests in backends_wide.c: */
 void test_wide_heads_agree_with_the_reference(void **state);
+void test_wide_heads_of_float32_agree_with_the_reference(void **state);
 void test_scores_of_wide_heads_that_nobody_sees_are_not_read(void **state);
 void test_wide_heads_agree_if_lse_is_huge_and_scores_are_not(void **state);
 void test_random_wide_heads_agree_with_the_reference(void **state);

@@ -102,6 +102,37 @@ void test_wide_heads_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
 }
 
+void test_wide_heads_of_float32_agree_with_the_reference(void **state)
+{
+    /* clang-format off: each row of the table stays on one line */
+    static const struct spec floats[] = {
+        SPEC(.name = "two blocks of columns, causal", SIZES(50, 70, 520), HEADS(2, 1), .causal = true, .sinks = 1),
+        SPEC(.name = "several tiles of keys and of queries", .Sq = 140, .Sk = 150, .D = 257, .Dv = 40, HEADS(1, 1),
+             WINDOW(90, 20)),
+        SPEC(.name = "k of one channel", .Sq = 30, .Sk = 40, .D = 1, .Dv = 600, HEADS(1, 1)),
+        SPEC(.name = "one key, and rows that see no key", SIZES(40, 20, 300), HEADS(1, 1), .causal = true),
+        SPEC(.name = "NaN at the end", SIZES(50, 60, 320), HEADS(1, 1), .causal = true, .poison = 1),
+        SPEC(.name = "infinity at the end", SIZES(40, 50, 264), HEADS(1, 1), WINDOW(20, 10), .poison = 2),
+        SPEC(.name = "huge scores", SIZES(30, 40, 264), HEADS(1, 1), .q_amp = 1e5),
+        SPEC(.name = "tiny numbers", SIZES(30, 40, 264), HEADS(1, 1), .q_amp = 1e-20, .v_amp = 1e-25),
+        SPEC(.name = "large numbers", SIZES(30, 40, 264), HEADS(1, 1), .q_amp = 30, .v_amp = 1e18),
+        SPEC(.name = "everything", .B = 2, .Sq = 20, .Sk = 40, .D = 272, .Dv = 264, HEADS(4, 2), .bias = 8,
+             .bias_hidden = 0.1, .keep_mask = 5, .keep = 0.8, .sinks = 2, .alibi = 1, .softcap = 20, .dropout_p = 0.2,
+             .seed = 4, .causal = true),
+        SPEC(.name = "FlashMask", SIZES(70, 80, 260), HEADS(2, 1), .mask_bounds = 2, .mask_heads = 1),
+        SPEC(.name = "packed, gaps", .sequences = 3, .q_lengths = { 30, 0, 40 }, .k_lengths = { 50, 9, 60 }, .gaps = 20,
+             .causal = true, .D = 264, .Dv = 300, HEADS(2, 1)),
+        SPEC(.name = "lengths", .B = 3, SIZES(40, 70, 264), HEADS(2, 1), .seqlens_k = true, .seqlens_q = true,
+             .poison_unseen = true),
+        SPEC(.name = "a bias of huge numbers", SIZES(30, 40, 264), HEADS(2, 1), .bias = 5, .bias_levels = 1),
+        SPEC(.name = "rows of odd strides", .Sq = 30, .Sk = 40, .D = 301, .Dv = 515, HEADS(2, 1), .strided = true),
+        SPEC(.name = "pages of 7 keys", .B = 2, SIZES(20, 70, 264), PAGES(7), HEADS(2, 1), .causal = true),
+    };
+    /* clang-format on */
+    (void)state;
+    assert_int_equal(problems_disagree(floats, ARRAY_SIZE(floats)), 0);
+}
+
 /* No query sees the last keys, so no kernel writes their P and dS: a kernel that reads them finds NaN. The library
  * computes rows with NaN again, which hides such a mistake. So the emulator also runs tests named test_scores* without
  * this repair. */

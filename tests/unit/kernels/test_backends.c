@@ -98,6 +98,7 @@ int main(void)
         cmocka_unit_test(test_scores_of_either_side_of_0_agree_with_the_reference),
         cmocka_unit_test(test_random_problems_agree_with_the_reference),
         cmocka_unit_test(test_wide_heads_agree_with_the_reference),
+        cmocka_unit_test(test_wide_heads_of_float32_agree_with_the_reference),
         cmocka_unit_test(test_scores_of_wide_heads_that_nobody_sees_are_not_read),
         cmocka_unit_test(test_random_wide_heads_agree_with_the_reference),
         cmocka_unit_test(test_wide_decoding_agrees_with_the_reference_on_both_sides_of_every_edge),

@@ -73,6 +73,15 @@ template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
     emu::mma_bf16(c, a, b0, b1);
 }
 
+DEVICE uint32_t tf32_of(float x)
+{
+    return emu::tf32_of(x);
+}
+DEVICE void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    emu::mma_tf32(c, a, b0, b1);
+}
+
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
 {
