@@ -297,11 +297,10 @@ static double rounded_up(double x, double to)
     return ceil(x / to) * to;
 }
 
-/* Returns whether the generic kernels for wide heads (more than WIDE_COLUMNS columns) compute the problem. For float32
- * there are no such kernels. */
-static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims *d)
+/* Returns whether the generic kernels for wide heads (more than WIDE_COLUMNS columns) compute the problem. */
+static bool is_wide(const struct rate *r, const attn_dims *d)
 {
-    return r->family == GENERIC && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
+    return r->family == GENERIC && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
 }
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
@@ -322,7 +321,7 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const bool back = r->op == ATTN_OP_BACKWARD;
     const double sequences = d->B > 0 ? (double)d->B : 1;
     const double total = (double)(back ? d->Sk : d->Sq), each = d->packed ? total / sequences : total;
-    const bool wide = is_wide(r, plan, d), hopper_wide = r->family == HOPPER && attn_max64(d->D, d->Dv) > WIDE_COLUMNS;
+    const bool wide = is_wide(r, d), hopper_wide = r->family == HOPPER && attn_max64(d->D, d->Dv) > WIDE_COLUMNS;
     const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back && !wide;
     const double block = options ? OPTIONS_BLOCK : hopper_wide && !back ? WIDE_ROWS : BLOCK, tiles = ceil(each / block);
     const double column_blocks = wide           ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)
@@ -383,16 +382,10 @@ static double plain_ns(const struct rate *r, const struct work *w)
            w->key_blocks * (w->tile_columns / 2 / COLUMNS) * each;
 }
 
-/* Returns whether the gradients of options (dbias, dalibi_slopes) are computed by one warp for each row. */
-static bool gradients_by_rows(const struct rate *r, const attn_plan *plan, const attn_dims *d)
+static void add_extras(struct sum *sum, const struct rate *r, const struct work *w, const attn_plan *plan)
 {
-    return plan->problem->q.dtype == ATTN_F32 || is_wide(r, plan, d);
-}
-
-static void add_extras(struct sum *sum, const struct rate *r, const struct work *w, const attn_plan *plan,
-                       const attn_dims *d)
-{
-    const enum by other = gradients_by_rows(r, plan, d) ? TILES : ROWS;
+    /* the gradients of options (dbias, dalibi_slopes) of float32 are computed by one warp for each row */
+    const enum by other = plan->problem->q.dtype == ATTN_F32 ? TILES : ROWS;
     for (size_t n = 0; n < sizeof extras / sizeof *extras; n++) {
         const struct extra *e = &extras[n];
         if (e->family != r->family || e->op != r->op || !(plan->features & e->features)) continue;
@@ -435,7 +428,7 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     const struct rate *first = rate_of(kernel, ATTN_OP_FORWARD, plan->problem->q.dtype);
     const struct work w = work_of(plan, first, d, triples, units);
     sum->ns += plain_ns(first, &w);
-    add_extras(sum, first, &w, plan, d);
+    add_extras(sum, first, &w, plan);
 }
 
 /* Returns the bytes of all tensors that are given or written. If k and v lie in pages, only the `numbers` elements
@@ -470,7 +463,7 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const struct work w = work_of(plan, r, &d, triples, info->units);
     const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
-    add_extras(&sum, r, &w, plan, &d);
+    add_extras(&sum, r, &w, plan);
     const double top_pair = r->family == GENERIC || r->family == HOPPER ? TOP_PAIR_GENERIC : TOP_PAIR;
     if (p->op == ATTN_OP_OBSERVE && p->observe.top > 0) add(&sum, w.triples * top_pair / w.by[TILES], "top_keys");
     if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, plan, &d, triples, info->units);

@@ -1,5 +1,5 @@
-/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for 16-bit inputs and head dims up to 256,
- * after the kernels for dq, dk and dv. It recomputes S = Q K^T, dP = dO V^T, P = exp(S with all options - lse) and dZ =
+/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for 16-bit inputs, after the kernels for
+ * dq, dk and dv. It recomputes S = Q K^T, dP = dO V^T, P = exp(S with all options - lse) and dZ =
  * P (dP - delta), tile by tile, in launches of four kinds:
  *
  * EACH_PAIR: dbias is not shared, and each tile of dZ is a tile of dbias.
@@ -425,6 +425,7 @@ struct careful_pairs {
 __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, const head_args &x, const limits &limit,
                                            int i, int j, careful_pairs &pairs)
 {
+    const bool wide = a.g.dims.D > TILE_HEAD_DIM || a.g.dims.Dv > TILE_HEAD_DIM;
 #pragma unroll 1
     for (int n = (int)threadIdx.x % 32; n < BLOCK * BLOCK; n += 32) {
         const int r = n / BLOCK, c = n % BLOCK, query = i + r, key = j + c;
@@ -441,7 +442,8 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
-            const pair_gradient y = gradient_of_pair<CHANNELS>(a, s, x, i + m / BLOCK, j + m % BLOCK);
+            const pair_gradient y = wide ? gradient_of_pair<WIDE_CHANNELS>(a, s, x, i + m / BLOCK, j + m % BLOCK)
+                                         : gradient_of_pair<CHANNELS>(a, s, x, i + m / BLOCK, j + m % BLOCK);
             if ((int)threadIdx.x % 32 == from) p = y.p, dz = y.dz;
         }
         pairs.z[r][c] = p;
@@ -817,8 +819,7 @@ cudaError_t launch_dbias(const cuda_chip *chip, cudaStream_t stream, const attn_
 
 size_t option_gradient_bytes(const attn_plan *plan)
 {
-    const attn_dims &d = plan->geometry.dims;
-    if (!plan->problem->dbias.rank || attn_max64(d.D, d.Dv) > TILE_HEAD_DIM) return 0;
+    if (!plan->problem->dbias.rank || plan->problem->q.dtype == ATTN_F32) return 0;
     const division x = division_of(plan);
     return x.parts > 1 ? (size_t)(x.elements * x.parts) * sizeof(float) : 0;
 }

@@ -1,5 +1,5 @@
-/* option_gradients.h: dbias and dalibi_slopes on tensor cores, for 16-bit inputs and head dims up to TILE_HEAD_DIM.
- * Otherwise simple/simple.cu computes them. */
+/* option_gradients.h: dbias and dalibi_slopes on tensor cores, for 16-bit inputs. For float32, simple/simple.cu
+ * computes them. */
 #ifndef ATTN_SM80_OPTION_GRADIENTS_H
 #define ATTN_SM80_OPTION_GRADIENTS_H
 

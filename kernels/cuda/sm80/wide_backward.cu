@@ -16,6 +16,7 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_common.cuh"
+#include "option_gradients.h"
 #include "seen_tiles.cuh"
 #include "wide.cuh"
 
@@ -145,8 +146,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     const bool of_keys = id == ATTN_T_k || id == ATTN_T_v;
     const int64_t width = (id == ATTN_T_q || id == ATTN_T_k ? a.g.dims.D : a.g.dims.Dv) - column;
     const attn_view view = columns_from(a.g.view[id], column);
-    const loader<WIDTH, THREADS, false, typename X::stored> from(view, p.b, of_keys ? p.hk : h, of_keys ? p.s.k_start : p.s.q_start,
-                                      of_keys ? p.s.Sk : p.s.Sq, width);
+    const loader<WIDTH, THREADS, false, typename X::stored> from(
+        view, p.b, of_keys ? p.hk : h, of_keys ? p.s.k_start : p.s.q_start, of_keys ? p.s.Sk : p.s.Sq, width);
     from.template load<COUNT>(to, row);
 }
 
@@ -337,8 +338,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     while (n < end) {
         const auto multiply_next = [&](float(&S)[1][NT][4], int channels) {
             const uint32_t own_rows = at * (uint32_t)sizeof(stage<X>);
-            add_chunk<T, CHUNK>(S, start, own_rows, own_rows + ROWS * CHUNK * (uint32_t)sizeof(T), warp * 16,
-                                channels);
+            add_chunk<T, CHUNK>(S, start, own_rows, own_rows + ROWS * CHUNK * (uint32_t)sizeof(T), warp * 16, channels);
             at ^= 1;
         };
         if (G != DQ) load_round<G, TILE>(a, s, sm, n);
@@ -450,7 +450,7 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
 {
     const bool options = has_options(plan);
     const size_t bytes = plan->problem->q.dtype == ATTN_F32 ? shared_bytes<float>(options)
-                                                              : shared_bytes<__half>(options);
+                                                            : shared_bytes<__half>(options);
     if (!tile_grid_fits(plan->geometry.dims) || bytes > (size_t)chip->shared_bytes) return false;
     const size_t others = backward_bytes(chip, plan, false);
     plan->workspace_bytes = others + mark_bytes(plan->geometry.dims);
@@ -494,6 +494,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     code = in_shares_after(chip, 0, before, tile_seconds(chip, plan), tiles);
     if (code != cudaSuccess) return code;
     if (!own) simple_gradients_left(chip, plan, a, run.scratch.s, stream);
+    if (plan->problem->q.dtype != ATTN_F32)
+        return option_gradients(chip, stream, plan, a, run.scratch.s, run.gradients);
     simple_gradients(chip, plan->problem, a, run.scratch.s, stream);
     return cudaPeekAtLastError();
 }

@@ -72,10 +72,11 @@ DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to,
     const attn_geometry &g = a.g;
     const int CHUNK = X::CHUNK, first = chunk * CHUNK;
     const attn_view q = columns_from(g.view[ATTN_T_q], first), k = columns_from(g.view[ATTN_T_k], first);
-    const loader<CHUNK, X::THREADS, false, typename X::stored> Q(q, place.b, place.h, place.q_start, place.Sq, g.dims.D - first);
+    const loader<CHUNK, X::THREADS, false, typename X::stored> Q(q, place.b, place.h, place.q_start, place.Sq,
+                                                                 g.dims.D - first);
     Q.template load<X::BM>(to.chunk.Q, place.i0);
     key_loader<typename X::T, CHUNK, X::THREADS, false, PAGED> K(g, k, place.b, place.hk, place.k_start, place.limit.Sk,
-                                                     g.dims.D - first);
+                                                                 g.dims.D - first);
     K.template load<X::BN>(to.chunk.K, j * X::BN);
     cp_async_commit();
 }
@@ -85,8 +86,8 @@ DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &
 {
     const attn_geometry &g = a.g;
     const attn_view v = columns_from(g.view[ATTN_T_v], place.column0);
-    key_loader<typename X::T, COLUMNS, X::THREADS, false, PAGED> V(g, v, place.rows.b, place.rows.hk, place.rows.k_start,
-                                                       place.rows.limit.Sk, g.dims.Dv - place.column0);
+    key_loader<typename X::T, COLUMNS, X::THREADS, false, PAGED> V(
+        g, v, place.rows.b, place.rows.hk, place.rows.k_start, place.rows.limit.Sk, g.dims.Dv - place.column0);
     V.template load<X::BN>(to.V, j * X::BN);
     cp_async_commit();
 }
@@ -138,8 +139,8 @@ template <class X> DEVICE void copy_values_of_one_key(const cuda_args &a, const 
     for (int i = first; i < min(first + X::MT * 16, place.Sq); i++) {
         const int key = max(i + place.limit.lo, 0);
         if (min(i + place.limit.hi, place.limit.Sk) - key != 1) continue;
-        const float *const from = (const float *)v.data +
-                                  attn_key_at(&g, &v, place.b, place.hk, place.k_start + key) + column0;
+        const float *const from = (const float *)v.data + attn_key_at(&g, &v, place.b, place.hk, place.k_start + key) +
+                                  column0;
         const int64_t to = attn_at(&out, place.b, place.h, place.q_start + i) + column0;
         for (int d = threadIdx.x % 32; d < width; d += 32) store_float(out.dtype, out.data, to + d, from[d]);
     }
@@ -208,7 +209,8 @@ again:
             if (chunk + 1 < chunks) load_chunk<X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
-            add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * (uint32_t)sizeof(T), threadIdx.x / 32 * 16, D - chunk * CHUNK);
+            add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * (uint32_t)sizeof(T), threadIdx.x / 32 * 16,
+                                D - chunk * CHUNK);
         }
         /* after this barrier scores may overwrite the chunk that was multiplied last */
         if (SCORE_MODS) __syncthreads();
@@ -280,7 +282,7 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     const attn_dims &d = plan->geometry.dims;
     plan->workspace_bytes = (size_t)(MARKS_HEAD + query_rows(d));
     const size_t bytes = plan->problem->q.dtype == ATTN_F32 ? sizeof(shared<shape<float, true>>)
-                                                              : sizeof(shared<shape<__half, true>>);
+                                                            : sizeof(shared<shape<__half, true>>);
     return tile_grid_fits(d) && bytes <= (size_t)chip->shared_bytes;
 }
 

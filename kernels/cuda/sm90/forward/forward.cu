@@ -21,7 +21,8 @@ struct shape_row {
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
 {
-    shape_row x = { X::D, X::DV, X::BN, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> }, {} };
+    shape_row x = { X::D, X::DV, X::BN, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> },
+                    {} };
     if constexpr (X::SCORE_MODS)
         x.launch_split[0] = launch_splits<__nv_bfloat16, X>, x.launch_split[1] = launch_splits<__half, X>;
     return x;
@@ -71,8 +72,7 @@ split_rule splits_of(const attn_plan *plan)
     if (!has_score_mods(p)) return plain_split_rule(plan);
     const shape_row &x = shape_of_options(plan->geometry.dims);
     /* ALiBi and FlashMask may differ from head to head */
-    return split_rule_of(plan,
-                         split_tile_of_shape(x.D, x.BN, !p->alibi_slopes.rank && !p->mask_startend_rows.rank));
+    return split_rule_of(plan, split_tile_of_shape(x.D, x.BN, !p->alibi_slopes.rank && !p->mask_startend_rows.rank));
 }
 
 /* Launches one kernel or, if sequences have different lengths, one kernel for each row of the table whose range of
@@ -136,10 +136,9 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
 bool plan_with_splits(const cuda_chip *chip, attn_plan *plan)
 {
     if (!plan_forward(chip, plan)) return false;
-    plan->workspace_bytes +=
-        has_score_mods(plan->problem)
-            ? split_workspace(chip, plan, splits_of(plan), shape_of_options(plan->geometry.dims).Dv)
-            : plain_split_workspace(chip, plan);
+    plan->workspace_bytes += has_score_mods(plan->problem) ? split_workspace(chip, plan, splits_of(plan),
+                                                                             shape_of_options(plan->geometry.dims).Dv)
+                                                           : plain_split_workspace(chip, plan);
     return true;
 }
 

@@ -41,7 +41,8 @@ struct plan {
     int least_Sk, most_Sk;
     /* in packed problems: this launch computes only sequences with more rows than this number */
     int decode_rows;
-    /* The rule that splits the keys of some sequences. One launch computes these sequences, and another one the rest. */
+    /* The rule that splits the keys of some sequences. One launch computes these sequences, and another one the
+     * rest. */
     split_rule splits;
     int *counter;
 };
@@ -51,9 +52,9 @@ struct split_plan : plan {
     /* whether this launch computes the sequences whose keys are split; otherwise it computes the other sequences, and
      * the other members are not set */
     bool is_split;
-    bool in_turn; /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
-    int most;     /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
-    int shift;    /* row r of a work tile is query r >> shift of head r % 2^shift of a group */
+    bool in_turn;      /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
+    int most;          /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
+    int shift;         /* row r of a work tile is query r >> shift of head r % 2^shift of a group */
     int column_blocks; /* number of work tiles among which the columns of out are divided */
     float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
                    * block */
@@ -265,8 +266,8 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     x.extremes = x.kept + plan_kept_bits(g, p->keep_mask.rank, BN, nullptr, kept);
     x.bytes = x.extremes;
     if (p->mask_startend_rows.rank)
-        x.bytes +=
-            (g.dims.B * g.dims.H * attn_tiles(g.dims.Sk, BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
+        x.bytes += (g.dims.B * g.dims.H * attn_tiles(g.dims.Sk, BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 *
+                   128;
     return x;
 }
 

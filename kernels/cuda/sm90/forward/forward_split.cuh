@@ -1,8 +1,8 @@
 /* forward_split.cuh: launches the Hopper forward for sequences whose keys are split: few rows over many keys, such as
  * chunks of a prompt. The keys of a work tile are divided into splits (split_rule.h), so that all multiprocessors have
- * work. forward_tiles leaves the sums of splits in the workspace, and merge_splits adds them (splits.cuh). Where a batch
- * has enough tiles of rows, one work tile computes all splits of its rows, one after the other. Both ways give the same
- * bits. */
+ * work. forward_tiles leaves the sums of splits in the workspace, and merge_splits adds them (splits.cuh). Where a
+ * batch has enough tiles of rows, one work tile computes all splits of its rows, one after the other. Both ways give
+ * the same bits. */
 #ifndef ATTN_SM90_FORWARD_SPLIT_CUH
 #define ATTN_SM90_FORWARD_SPLIT_CUH
 
@@ -12,8 +12,8 @@ namespace {
 
 /* ---- Functions of the host --------------------------------------------------------------------------------------- */
 
-/* Returns the work tiles of shapes whose head sizes are at most D, with BN keys per tile. With eight key/value heads, 16
- * work tiles of each nearly fill the 132 multiprocessors of an H100. */
+/* Returns the work tiles of shapes whose head sizes are at most D, with BN keys per tile. With eight key/value heads,
+ * 16 work tiles of each nearly fill the 132 multiprocessors of an H100. */
 constexpr split_tile split_tile_of_shape(int D, int BN, bool packs)
 {
     return { 128, BN, D > 128 ? 512 : 1024, 17, packs };
@@ -47,8 +47,8 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
         code = launch_dependent(forward_tiles<T, X>, attn_min64(p.order.end - p.order.first, job.chip->multiprocessors),
                                 X::THREADS, sizeof(shared<X>), job.stream, p, maps, none, job.given);
     if (code != cudaSuccess || y.in_turn || !is_last_share(job.chip)) return code;
-    return launch_dependent(merge_splits<T, X::BM, X::BN, 4 * X::C, X::DV>, y.per_head * y.heads * 4 * X::C,
-                            X::DV, 0, job.stream, (const split_plan &)p, job.given);
+    return launch_dependent(merge_splits<T, X::BM, X::BN, 4 * X::C, X::DV>, y.per_head * y.heads * 4 * X::C, X::DV, 0,
+                            job.stream, (const split_plan &)p, job.given);
 }
 
 } // namespace

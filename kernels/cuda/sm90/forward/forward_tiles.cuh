@@ -714,8 +714,7 @@ template <typename T, class X> struct attention {
             if (p.kept.words || p.bias.data) return false;
         const key_band band = band_of(p, x);
         const int query = i >> shift_of<X>(p);
-        if (is_split<X>(p))
-            return max(query + band.lo, x.first * BN) < min(min(query + band.hi, band.Sk), x.last * BN);
+        if (is_split<X>(p)) return max(query + band.lo, x.first * BN) < min(min(query + band.hi, band.Sk), x.last * BN);
         return max(query + band.lo, 0) < min(query + band.hi, band.Sk);
     }
 

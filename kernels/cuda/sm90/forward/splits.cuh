@@ -13,7 +13,8 @@
 
 namespace {
 
-/* The results of a split's softmax besides O, for the thread's two rows. l: the sum of exponentials divided by 2^top. */
+/* The results of a split's softmax besides O, for the thread's two rows. l: the sum of exponentials divided by
+ * 2^top. */
 struct split_end {
     float top[2], l[2];
 };
@@ -154,10 +155,11 @@ DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, in
         if (!exists) continue;
         if (to.out) rows[half] = out_row<T>(to, x.b, h, i);
         if (column == 0 && lane % 4 == 0 && to.lse)
-            to.lse[x.b * to.lse_batch + h * to.lse_head + i * to.lse_row] =
-                l == 0                                          ? -CUDART_INF_F
-                : p.huge_scores && fabsf(top) >= HUGE_SCORE ? top
-                                                                : __fmul_rn(__fadd_rn(top, __log2f(l)), LN2);
+            to.lse[x.b * to.lse_batch + h * to.lse_head + i * to.lse_row] = l == 0 ? -CUDART_INF_F
+                                                                            : p.huge_scores && fabsf(top) >= HUGE_SCORE
+                                                                                ? top
+                                                                                : __fmul_rn(__fadd_rn(top, __log2f(l)),
+                                                                                            LN2);
     }
     finite &= finish_rows(O, factor);
 #pragma unroll
@@ -191,8 +193,8 @@ enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_sp
 
 /* Adds the results of the splits (parts of the keys) of 16 rows, and stores out of these rows. A block has the COLUMNS
  * columns of a work tile, and each of its warps has MERGE_COLUMNS columns. BM, BN, FLAGS: rows, keys and flags
- * (plan::nonfinite) of a work tile. If a result is not finite, all threads call leave(x, row, tile): row is the first of
- * the 16 rows in work tile x, and `tile` is the number of the work tile of the first split. */
+ * (plan::nonfinite) of a work tile. If a result is not finite, all threads call leave(x, row, tile): `row` is the first
+ * of the 16 rows in work tile x, and `tile` is the number of the work tile of the first split. */
 template <typename T, int BM, int BN, int FLAGS, int COLUMNS, class F>
 DEVICE void merge_splits_of_rows(const split_plan &p, F leave)
 {

@@ -77,8 +77,8 @@ bool plan_wide(const cuda_chip *chip, attn_plan *plan)
     if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
     const wide_layout place = wide_layout_of(plan->problem, d);
     const int columns = shape_of(d).columns;
-    plan->workspace_bytes = (size_t)place.bytes + split_workspace(chip, plan, splits_of(plan), columns,
-                                                                  (int)attn_tiles(d.Dv, columns));
+    plan->workspace_bytes = (size_t)place.bytes +
+                            split_workspace(chip, plan, splits_of(plan), columns, (int)attn_tiles(d.Dv, columns));
     return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits */
 }
 

@@ -566,7 +566,7 @@ template <typename T, class X, int W> struct wide_consumer {
      * stored after the last split instead. */
     DEVICE void finish_split(float (&boxes)[BOXES][32], const work_tile &t, int column0, int number)
     {
-        float(&O)[BOXES * 32] = (float(&)[BOXES * 32])boxes;
+        float(&O)[BOXES * 32] = (float(&)[BOXES * 32]) boxes;
         const int slot = p.in_turn ? (int)blockIdx.x : number, first = W == LEFT ? 0 : X::MOST_BOXES * 64;
         float4 *const sums = p.sums + (((int64_t)slot * 4 + warp) * (X::DVC * 8) + first / 8) * 32 + lane,
                       *const rows = p.of_row + ((int64_t)slot * 4 + warp) * 32 + lane;
@@ -717,8 +717,7 @@ __global__ void __launch_bounds__(128)
 /* Adds the results of splits (merge_splits()), and tells repair_wide() or a later launch which rows tensor cores could
  * not compute. */
 template <typename T, class X>
-__global__ void __launch_bounds__(X::DVC * 64)
-    merge_wide(const __grid_constant__ wide_plan p)
+__global__ void __launch_bounds__(X::DVC * 64) merge_wide(const __grid_constant__ wide_plan p)
 {
     const auto leave = [&](const work_tile &t, int row, int64_t tile) {
         if (!p.marks) p.nonfinite[tile * FLAGS + row % BM / 16] = 1;
@@ -787,8 +786,8 @@ template <typename T, class X> cudaError_t launch(const forward_job &job)
     const attn_geometry &g = job.read.g;
     const extent e = extent_of(g.dims);
     wide_plan p = begin_plan(job, column_blocks_of<X>(g.dims));
-    const cudaError_t code = launch_tiles<T, X>(
-        job, tma_tensor_of(g.view[ATTN_T_q], e.B, g.dims.H, e.rows_q, g.dims.D), BM, 1, p);
+    const cudaError_t code = launch_tiles<T, X>(job, tma_tensor_of(g.view[ATTN_T_q], e.B, g.dims.H, e.rows_q, g.dims.D),
+                                                BM, 1, p);
     if (code != cudaSuccess || p.order.first == p.order.end) return code;
     return launch_repair(job, p.order.end - p.order.first, p);
 }

@@ -232,9 +232,7 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (code != cudaSuccess) return code;
     if (!own) simple_gradients_left(chip, plan, a, k.s, stream);
     else if (takes_step(chip, 0)) simple_marked_gradients(chip, a, k.s, stream);
-    if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM) return option_gradients(chip, stream, plan, a, k.s, run.gradients);
-    simple_gradients(chip, p, a, k.s, stream);
-    return cudaPeekAtLastError();
+    return option_gradients(chip, stream, plan, a, k.s, run.gradients);
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |
