@@ -39,35 +39,43 @@ template <int N> DEVICE void split_tf32(uint32_t (&hi)[N], uint32_t (&lo)[N], co
     for (int n = 0; n < N; n++) split_tf32(hi[n], lo[n], __uint_as_float(x[n]));
 }
 
+/* number of columns whose products are added from 0 on */
+enum { SUMMED = 32 };
+
 /* add_chunk() of float32. */
-template <int CHUNK, int NT>
+template <int CHUNK, bool TURNED, int NT>
 DEVICE void add_float_chunk(float (&S)[1][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first)
 {
-    const int lane = threadIdx.x % 32, WIDTH = CHUNK * WORDS<float>;
+    const int lane = threadIdx.x % 32, WIDTH = CHUNK * WORDS<float>, STEPS = SUMMED / 8;
     const uint32_t down = start + lane_down<WIDTH>(lane), across = start + lane_across<WIDTH>(lane);
-    float sum[NT][4] = {}, small[NT][4] = {}; /* small: the products with a lo */
 #pragma unroll
-    for (int kk = 0; kk < CHUNK / 8; kk++) {
-        uint32_t a[4], ah[4], al[4];
-        a_rows_of<WIDTH>(a, down, tileA, first, kk * 16);
-        split_tf32(ah, al, a);
+    for (int part = 0; part < CHUNK / SUMMED; part++) {
+        float sum[NT][4] = {}, small[NT][4] = {}; /* small: the products with a lo */
 #pragma unroll
-        for (int nt = 0; nt < NT; nt += 2) {
-            uint32_t b[4], bh[4], bl[4];
-            b_rows_of<WIDTH>(b, across, tileB, nt * 8, kk * 16);
-            split_tf32(bh, bl, b);
+        for (int kk = part * STEPS; kk < (part + 1) * STEPS; kk++) {
+            uint32_t a[4], ah[4], al[4];
+            a_rows_of<WIDTH>(a, down, tileA, first, kk * 16);
+            split_tf32(ah, al, a);
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
-                mma_tf32(small[nt + n], ah, bl[n * 2], bl[n * 2 + 1]);
-                mma_tf32(sum[nt + n], ah, bh[n * 2], bh[n * 2 + 1]);
-                mma_tf32(small[nt + n], al, bh[n * 2], bh[n * 2 + 1]);
+            for (int nt = 0; nt < NT; nt += 2) {
+                uint32_t b[4], bh[4], bl[4];
+                b_rows_of<WIDTH>(b, across, tileB, nt * 8, kk * 16);
+                split_tf32(bh, bl, b);
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    if (TURNED) mma_tf32(small[nt + n], al, bh[n * 2], bh[n * 2 + 1]);
+                    else mma_tf32(small[nt + n], ah, bl[n * 2], bl[n * 2 + 1]);
+                    mma_tf32(sum[nt + n], ah, bh[n * 2], bh[n * 2 + 1]);
+                    if (TURNED) mma_tf32(small[nt + n], ah, bl[n * 2], bl[n * 2 + 1]);
+                    else mma_tf32(small[nt + n], al, bh[n * 2], bh[n * 2 + 1]);
+                }
             }
         }
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) S[0][nt][e] += sum[nt][e] + small[nt][e];
     }
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) S[0][nt][e] += sum[nt][e] + small[nt][e];
 }
 
 /* Computes O += P B for float32. B is a tile of COLUMNS columns at offset `tile` in shared memory. A step multiplies
@@ -125,11 +133,12 @@ DEVICE void add_short_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tile
 /* ---- Products of either type ------------------------------------------------------------------------------------- */
 
 /* Computes S += A B^T over a chunk of CHUNK channels, of which `channels` exist. tileA and tileB are offsets in shared
- * memory; the warp's rows of A begin at row `first`. */
-template <typename T, int CHUNK, int MT, int NT>
+ * memory; the warp's rows of A begin at row `first`. With TURNED, A and B have changed places, but float32 products are
+ * added in the same order, so that the sums have the same bits. */
+template <typename T, int CHUNK, bool TURNED = false, int MT, int NT>
 DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first, int channels)
 {
-    if constexpr (is_float<T>) add_float_chunk<CHUNK>(S, start, tileA, tileB, first);
+    if constexpr (is_float<T>) add_float_chunk<CHUNK, TURNED>(S, start, tileA, tileB, first);
     else add_short_chunk<T, CHUNK>(S, start, tileA, tileB, first, channels);
 }
 

@@ -75,6 +75,9 @@ template <class X, gradient G, bool SCORE_MODS> struct shared {
         options[WARPS];
     /* lse and delta of the queries of the current tile; only blocks that compute dk or dv use this member */
     row_values values;
+    /* with float32, for the same queries: one_key_of() */
+    static const bool FLOATS = is_float<typename X::T>;
+    float one_key[FLOATS ? X::TILE : 1];
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -175,6 +178,12 @@ template <class X, gradient G> DEVICE void load_columns(const cuda_args &a, cons
     cp_async_commit();
 }
 
+/* Returns 0 or, if the query at `at` sees only one key, the factor by which its P may differ from its true value 1. */
+DEVICE float one_key_of(const saved &s, int64_t at)
+{
+    return s.rest[at] == ONE_KEY ? expf(one_key_slack(s.lse[at])) : 0;
+}
+
 /* Loads lse and delta of the queries of the tile that the block visits in round n of its loop, and the arguments for
  * options of the tile's head. */
 template <gradient G, int TILE, class Shared>
@@ -187,16 +196,27 @@ DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
         const int64_t at = p.b * a.lse_batch + h * a.lse_head + p.s.q_start + i;
         sm.values.lse2[threadIdx.x] = lse_in_base_2(exists ? s.lse[at] : -CUDART_INF_F);
         sm.values.delta[threadIdx.x] = exists ? s.delta[at] : 0;
+        if (Shared::FLOATS) sm.one_key[threadIdx.x] = exists ? one_key_of(s, at) : 0;
     }
     if (threadIdx.x == THREADS - 1) p.h = h, p.head = head_args_of(a, p.b, h);
 }
 
 /* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
-/* lse and delta of the queries whose dq this thread computes. Blocks that compute dk or dv do not use the struct. */
+/* lse and delta of the queries whose dq this thread computes, and one_key_of() of float32. Blocks that compute dk or dv
+ * do not use the struct. */
 template <gradient G> struct row_numbers {
-    float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
+    float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1], one_key[G == DQ ? 2 : 1];
 };
+
+/* Returns P of element e of the lane's accumulator block nt, or exactly 1 if the query sees only one key and P is as
+ * near to 1 as rounding allows. */
+template <gradient G, class Shared>
+DEVICE float of_one_key(const Shared &sm, const row_numbers<G> &own, int nt, int e, float p)
+{
+    const float slack = G == DQ ? own.one_key[G == DQ ? e / 2 : 0] : sm.one_key[nt * 8 + threadIdx.x % 4 * 2 + e % 2];
+    return p * slack >= 1 && p <= slack ? 1 : p;
+}
 
 /* Returns lse in base 2 (x) and delta (y) of one query: the query of element e of the lane's accumulator block nt. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
@@ -258,6 +278,7 @@ DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, S
         for (int e = 0; e < 4; e++) {
             const float lse2 = numbers_of<G>(sm, own, nt, e).x;
             S[nt][e] = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], scale_log2, -lse2));
+            if constexpr (Shared::FLOATS) S[nt][e] = of_one_key<G>(sm, own, nt, e, S[nt][e]);
             if (G == DV) S[nt][e] *= factors_of<G, SCORE_MODS>(a, sm, nt, e).x;
         }
 }
@@ -326,6 +347,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             const int i = p.row0 + warp * 16 + half * 8 + lane / 4;
             own.lse2[half] = lse_in_base_2(i < p.s.Sq ? s.lse[lse_at(a, p.head, i)] : -CUDART_INF_F);
             own.delta[half] = i < p.s.Sq ? s.delta[lse_at(a, p.head, i)] : 0;
+            if (Shared::FLOATS) own.one_key[half] = i < p.s.Sq ? one_key_of(s, lse_at(a, p.head, i)) : 0;
             if constexpr (SCORE_MODS)
                 if (lane % 4 == 0) sm.options[warp].lse2[half * 8 + lane / 4] = own.lse2[half];
         }
@@ -338,7 +360,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     while (n < end) {
         const auto multiply_next = [&](float(&S)[1][NT][4], int channels) {
             const uint32_t own_rows = at * (uint32_t)sizeof(stage<X>);
-            add_chunk<T, CHUNK>(S, start, own_rows, own_rows + ROWS * CHUNK * (uint32_t)sizeof(T), warp * 16, channels);
+            add_chunk<T, CHUNK, G != DQ>(S, start, own_rows, own_rows + ROWS * CHUNK * (uint32_t)sizeof(T), warp * 16,
+                                         channels);
             at ^= 1;
         };
         if (G != DQ) load_round<G, TILE>(a, s, sm, n);
