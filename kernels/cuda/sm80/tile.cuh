@@ -67,7 +67,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
         columns = (int)width;
         row_bytes = (int)tensor.row * tile::BYTES;
         pieces = bytes == tile::BYTES && width % tile::PIECE == 0 && tensor.row % tile::PIECE == 0 &&
-                 tensor.row < 1 << 30 && (uint64_t)data % 16 == 0;
+                 tensor.row * tile::BYTES < INT64_C(1) << 31 && (uint64_t)data % 16 == 0;
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
@@ -148,8 +148,9 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         row_bytes = (int)tensor.row * tile::BYTES;
         data = (const char *)tensor.data + hk * tensor.head * tile::BYTES + threadIdx.x % PIECES * 16 +
                (int64_t)(threadIdx.x / PIECES) * row_bytes;
-        chunks = pieces && tensor.row < 1 << 30 && geometry.dims.page_size % CHUNK == 0 &&
-                 geometry.dims.page_size * tensor.row < 1 << 30;
+        const int64_t most = (INT64_C(1) << 31) / tile::BYTES;
+        chunks = pieces && tensor.row < most && geometry.dims.page_size % CHUNK == 0 &&
+                 geometry.dims.page_size * tensor.row < most;
     }
 
     DEVICE void copy(uint16_t *to, int r, int c, const char *from, bool valid) const

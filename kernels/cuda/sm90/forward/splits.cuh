@@ -151,7 +151,7 @@ DEVICE bool store_split_rows(const split_plan &p, const work_tile &x, int i0, in
                     base = top == -CUDART_INF_F ? 0 : top, keep = exp2_fast(__fsub_rn(end.top[half], base)),
                     l = fmaf(end.l[half], keep, exp2_fast(__fsub_rn(sink, base)));
         factor[half] = l == 0 ? 0 : __fdividef(keep, l) * scale;
-        finite &= l - l == 0;
+        finite &= l - l == 0 && (p.huge_scores ? is_sound_score<true>(top) : is_sound_score<false>(top));
         if (!exists) continue;
         if (to.out) rows[half] = out_row<T>(to, x.b, h, i);
         if (column == 0 && lane % 4 == 0 && to.lse)
@@ -193,10 +193,11 @@ enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_sp
 
 /* Adds the results of the splits (parts of the keys) of 16 rows, and stores out of these rows. A block has the COLUMNS
  * columns of a work tile, and each of its warps has MERGE_COLUMNS columns. BM, BN, FLAGS: rows, keys and flags
- * (plan::nonfinite) of a work tile. If a result is not finite, all threads call leave(x, row, tile): `row` is the first
+ * (plan::nonfinite) of a work tile. has_flags: whether these flags were written. LINE: numbers of a warp in
+ * split_plan::of_row. If a result is not finite, all threads call leave(x, row, tile): `row` is the first
  * of the 16 rows in work tile x, and `tile` is the number of the work tile of the first split. */
-template <typename T, int BM, int BN, int FLAGS, int COLUMNS, class F>
-DEVICE void merge_splits_of_rows(const split_plan &p, F leave)
+template <typename T, int BM, int BN, int FLAGS, int COLUMNS, int LINE, class F>
+DEVICE void merge_splits_of_rows(const split_plan &p, bool has_flags, F leave)
 {
     const int WARPS = BM / 16, AHEAD = 4;
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
@@ -211,9 +212,9 @@ DEVICE void merge_splits_of_rows(const split_plan &p, F leave)
     const int first = block / p.column_blocks * p.most * p.column_blocks + block % p.column_blocks;
     const int64_t stride = p.column_blocks;
     const float4 *const sums = p.sums + (((int64_t)first * WARPS + warp) * (COLUMNS / 8) + chunk * (N / 4)) * 32 + lane,
-                        *const of_row = p.of_row + ((int64_t)first * WARPS + warp) * 32 + lane;
+                        *const of_row = p.of_row + ((int64_t)first * WARPS + warp) * LINE + lane;
     const auto end_at = [&](int n) {
-        const float4 y = of_row[n * stride * WARPS * 32];
+        const float4 y = of_row[n * stride * WARPS * LINE];
         return split_end{ { y.x, y.z }, { y.y, y.w } };
     };
     const auto load = [&](float(&O)[N], int n) {
@@ -225,7 +226,8 @@ DEVICE void merge_splits_of_rows(const split_plan &p, F leave)
     };
     const auto flagged_at = [&](int n) {
         bool any = false;
-        for (int w = warp; w < FLAGS; w += WARPS) any |= p.nonfinite[(first + n * stride) * FLAGS + w] != 0;
+        for (int w = warp; w < FLAGS && has_flags; w += WARPS)
+            any |= p.nonfinite[(first + n * stride) * FLAGS + w] != 0;
         return any;
     };
     float O[N];
@@ -265,7 +267,7 @@ template <typename T, int BM, int BN, int FLAGS, int COLUMNS>
 __global__ void __launch_bounds__(COLUMNS)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
 {
-    merge_splits_of_rows<T, BM, BN, FLAGS, COLUMNS>(p, [&](const work_tile &x, int row, int64_t) {
+    merge_splits_of_rows<T, BM, BN, FLAGS, COLUMNS, 32>(p, true, [&](const work_tile &x, int row, int64_t) {
         repair_begins();
         for (int r = row + (int)threadIdx.x / 32; r < row + 16; r += COLUMNS / MERGE_COLUMNS)
             repair_split_row<COLUMNS / 32>(p, a, x, r);
@@ -348,7 +350,7 @@ void place_sums(split_layout &x, int rows, int columns)
 {
     const int64_t warps = rows / 16;
     x.of_row = (x.tiles * x.column_blocks * TILE_BYTES + 127) / 128 * 128;
-    x.sums = x.of_row + x.slots * warps * 32 * (int64_t)sizeof(float4);
+    x.sums = x.of_row + x.slots * warps * 64 * (int64_t)sizeof(float4);
     x.bytes = x.sums + x.slots * rows * columns * (int64_t)sizeof(float);
 }
 

@@ -569,10 +569,10 @@ template <typename T, class X, int W> struct wide_consumer {
         float(&O)[BOXES * 32] = (float(&)[BOXES * 32]) boxes;
         const int slot = p.in_turn ? (int)blockIdx.x : number, first = W == LEFT ? 0 : X::MOST_BOXES * 64;
         float4 *const sums = p.sums + (((int64_t)slot * 4 + warp) * (X::DVC * 8) + first / 8) * 32 + lane,
-                      *const rows = p.of_row + ((int64_t)slot * 4 + warp) * 32 + lane;
+                      *const rows = p.of_row + ((int64_t)slot * 4 + warp) * 64 + lane;
         const bool adds = p.in_turn && t.split > 0;
-        /* add_sums() lets the consumers wait for each other, so that both have read this before one of them stores */
-        const float4 before = adds ? *rows : make_float4(0, 0, 0, 0);
+        /* Splits use two places of `rows` in turn. In add_sums() the consumers wait for each other, so neither stores
+         * to a place that the other one still reads. */
         add_sums();
         const row_ends ends = end_rows(x, p.reference, -CUDART_INF_F, 1);
         split_end end = { { ends.top[0], ends.top[1] }, { x.l[0], x.l[1] } };
@@ -580,11 +580,12 @@ template <typename T, class X, int W> struct wide_consumer {
         bool sound[2] = { is_sound(ends, zero, t, 0), is_sound(ends, zero, t, 1) };
         if (adds)
             add_split(
-                before, [&](int n) { return sums[n * 32]; }, O, end);
+                rows[(t.split - 1) % 2 * 32], [&](int n) { return sums[n * 32]; }, O, end);
         if (p.in_turn && t.split + 1 == t.splits) {
             if (!store_split_rows<T, BOXES * 64>(p, t, i0, column0 + first, O, end, lane)) sound[0] = sound[1] = false;
         } else {
-            if (W == LEFT) *rows = make_float4(end.top[0], end.l[0], end.top[1], end.l[1]);
+            if (W == LEFT)
+                rows[p.in_turn ? t.split % 2 * 32 : 0] = make_float4(end.top[0], end.l[0], end.top[1], end.l[1]);
 #pragma unroll
             for (int n = 0; n < BOXES * 8; n++)
                 sums[n * 32] = make_float4(O[n * 4], O[n * 4 + 1], O[n * 4 + 2], O[n * 4 + 3]);
@@ -724,9 +725,10 @@ __global__ void __launch_bounds__(X::DVC * 64) merge_wide(const __grid_constant_
         else
             for (int i = row; i < row + 16; i++) mark_row(p, t, i);
     };
-    merge_splits_of_rows<T, BM, BN, FLAGS, X::DVC * 64>(p, [&](const work_tile &t, int row, int64_t tile) {
-        if (threadIdx.x == 0) leave(t, row, tile);
-    });
+    merge_splits_of_rows<T, BM, BN, FLAGS, X::DVC * 64, 64>(p, !p.marks,
+                                                            [&](const work_tile &t, int row, int64_t tile) {
+                                                                if (threadIdx.x == 0) leave(t, row, tile);
+                                                            });
 }
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
