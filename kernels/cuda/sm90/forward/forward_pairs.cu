@@ -18,7 +18,8 @@ template <class X> constexpr pair_row row()
              X::BN,
              X::BIAS,
              { launch<__nv_bfloat16, X>, launch<__half, X> },
-             { launch_splits<__nv_bfloat16, X>, launch_splits<__half, X> } };
+             { launch_splits<__nv_bfloat16, typename X::split_shape>,
+               launch_splits<__half, typename X::split_shape> } };
 }
 
 /* clang-format off */

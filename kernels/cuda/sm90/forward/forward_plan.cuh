@@ -47,11 +47,9 @@ struct plan {
     int *counter;
 };
 
-/* The plan of a launch that may compute sequences whose keys are split (splits.cuh). */
+/* The plan of a launch that computes the sequences whose keys are split (splits.cuh). Other launches do not set its
+ * own members. */
 struct split_plan : plan {
-    /* whether this launch computes the sequences whose keys are split; otherwise it computes the other sequences, and
-     * the other members are not set */
-    bool is_split;
     bool in_turn;      /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
     int most;          /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
     int shift;         /* row r of a work tile is query r >> shift of head r % 2^shift of a group */
@@ -99,9 +97,9 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
 }
 
 /* Returns work tile t of the order. Row r belongs to query r >> shift; with shift > 0, h is the first of 2^shift query
- * heads, and Sq counts rows. split: the launch computes only sequences whose keys are split; otherwise only the other
+ * heads, and Sq counts rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other
  * sequences. */
-template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0, bool split = false)
+template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
     x.index = t;
@@ -132,7 +130,7 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t, in
     x.align = p.top_left ? 0 : x.Sk - x.Sq;
     x.i0 = (tile - first) * BM;
     bool skips = x.Sk < p.least_Sk || x.Sk > p.most_Sk || (int64_t)x.Sq * p.group <= p.decode_rows;
-    if (split) x.length = split_length(p.splits, x.Sq, x.Sk), skips |= x.length == 0;
+    if (SPLIT) x.length = split_length(p.splits, x.Sq, x.Sk), skips |= x.length == 0;
     else skips |= has_splits(p.splits, x.Sq, x.Sk);
     x.Sq <<= shift, x.h <<= shift;
     const key_tiles keys = key_tiles_of<BN>(band_of(p, x), x.i0 >> shift, ((min(x.i0 + BM, x.Sq) - 1) >> shift) + 1);

@@ -11,16 +11,19 @@ struct split_row {
 };
 template <class X> constexpr split_row row()
 {
-    return { X::D, X::BN, { launch_splits<__nv_bfloat16, X>, launch_splits<__half, X> } };
+    return { X::D,
+             X::BN,
+             { launch_splits<__nv_bfloat16, typename X::split_shape>,
+               launch_splits<__half, typename X::split_shape> } };
 }
 
 /* clang-format off */
 const split_row shapes[] = {
     /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring
-     *        D    C  BN stages Dv, variant */
-    row<shape<64,  2, 128, 4, 64,  SPLIT>>(),
-    row<shape<128, 2, 128, 2, 128, SPLIT>>(),
-    row<shape<256, 2, 80,  2, 256, SPLIT>>(),
+     *        D    C  BN stages */
+    row<shape<64,  2, 128, 4>>(),
+    row<shape<128, 2, 128, 2>>(),
+    row<shape<256, 2, 80,  2>>(),
 };
 /* clang-format on */
 

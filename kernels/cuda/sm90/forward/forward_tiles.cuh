@@ -29,22 +29,20 @@ namespace {
 
 /* PLAIN: no options. WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of
  * score_mods.cuh. WITH_PAIRS: for those options, and for bias, keep_mask and dropout (pairs.cuh). WITHOUT_BIAS: like
- * WITH_PAIRS, but without a bias, which takes registers. SPLIT: like PLAIN, for sequences whose keys are split.
- *
- * An instance of WITH_OPTIONS, WITHOUT_BIAS or WITH_PAIRS computes sequences whose keys are split if
- * split_plan::is_split is true, and the others otherwise. */
-enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS, SPLIT };
+ * WITH_PAIRS, but without a bias, which takes registers. */
+enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS };
 
 /* D: the largest head size of q and k. C: number of consumers, with 64 rows each. BN: keys per tile. STAGES: number of
  * buffers in each ring of tiles. DV: the largest head size of v. PRODUCER and CONSUMER are registers per thread (the C
- * + 1 warpgroups of a block share 65536). */
-template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN> struct shape {
+ * + 1 warpgroups of a block share 65536). SPLITS: the instance computes sequences whose keys are split, and a work tile
+ * has only a split (a part) of the keys that its rows see. */
+template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN, bool SPLITS_ = false>
+struct shape {
+    typedef shape<D_, C_, BN_, STAGES_, DV_, VARIANT, true> split_shape;
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    /* whether all work tiles have only a split (a part) of the keys that their rows see */
-    static const bool SPLITS = VARIANT == SPLIT;
-    static const bool MAY_SPLIT = SPLITS || SCORE_MODS;
+    static const bool SPLITS = SPLITS_;
     /* Whether a consumer may skip tiles at the beginning of a work tile's keys. With a window, these may be tiles that
      * only rows of other consumers see. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
@@ -76,14 +74,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
 };
 
 template <class X>
-using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::MAY_SPLIT, split_plan, plan>>;
-
-/* Returns whether work tiles have only a split (a part) of the keys that their rows see. */
-template <class X> DEVICE bool is_split(const plan_of<X> &p)
-{
-    if constexpr (X::SPLITS || !X::MAY_SPLIT) return X::SPLITS;
-    else return p.is_split;
-}
+using plan_of = std::conditional_t<X::PAIRS, pair_plan, std::conditional_t<X::SPLITS, split_plan, plan>>;
 
 template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
 {
@@ -143,7 +134,6 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
 template <class X> DEVICE int shift_of(const plan_of<X> &p)
 {
     if constexpr (X::SPLITS) return p.shift;
-    else if constexpr (X::SCORE_MODS && !X::PAIRS) return p.is_split ? p.shift : 0;
     else return 0;
 }
 
@@ -172,7 +162,7 @@ DEVICE int tile_before(const plan &p, int t)
 
 template <class X> DEVICE work_tile tile_at(const plan_of<X> &p, int t)
 {
-    if constexpr (X::MAY_SPLIT) return work_tile_of_split<X::BM, X::BN>(p, t, is_split<X>(p));
+    if constexpr (X::SPLITS) return split_tile_of<X::BM, X::BN>(p, t);
     else return work_tile_of<X::BM, X::BN>(p, t);
 }
 
@@ -218,12 +208,11 @@ template <class X> struct work_scheduler {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Hands out work tile x or, if keys are split, each split of x that this block computes, as a work tile of its
-     * own. */
+    /* Hands out work tile x or, with X::SPLITS, each split of x that this block computes, as a work tile of its own. */
     DEVICE void give_all(work_tile x)
     {
-        if constexpr (X::MAY_SPLIT) for_splits(p, is_split<X>(p), x, [&](const work_tile &part) { give(part); });
-        else give(x);
+        if constexpr (!X::SPLITS) give(x);
+        else for_splits(p, x, [&](const work_tile &part) { give(part); });
     }
 
     DEVICE void run()
@@ -279,15 +268,15 @@ template <class X> struct tile_loader {
         v.next();
     }
 
-    /* Loads Q where keys are split: a work tile may have rows of several heads. The rows of the tensor map are heads,
-     * and its heads are queries. */
-    DEVICE void load_Q_of_group(int i0, int q_start, int h, int b)
+    /* Loads Q where a work tile has rows of several heads. The rows of the tensor map are heads, and its heads are
+     * queries. */
+    DEVICE void load_Q_of_group(const split_plan &plan, int i0, int q_start, int h, int b)
     {
 #pragma unroll 1
         for (int n = 0; n < X::C; n++) {
             mbarrier_sleep(smem_addr(&sm.bars.Q.empty[n]), q.phase ^ 1);
             load_tile<64, X::CHUNKS, 64>(smem_addr(sm.Q[n]), &maps.Q,
-                                         { 0, h, q_start + ((i0 + n * 64) >> shift_of<X>(p)), b },
+                                         { 0, h, q_start + ((i0 + n * 64) >> plan.shift), b },
                                          smem_addr(&sm.bars.Q.full[n]));
         }
         q.next();
@@ -308,7 +297,7 @@ template <class X> struct tile_loader {
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
             load_K(tile(last - 1));
-            if (is_split<X>(p)) load_Q_of_group(i0, q_start, h, b);
+            if constexpr (X::SPLITS) load_Q_of_group(p, i0, q_start, h, b);
             else load_Q<X::C, X::CHUNKS, 64>(sm, &maps.Q, q_start + i0, h, b, q);
             int above = last - 1;
 #pragma unroll 1
@@ -364,11 +353,10 @@ struct thread_tile {
     key_band band;
 };
 
-/* The results of a work tile's softmax. finite: scores and sums are finite. */
+/* The results of a work tile's softmax: the factors for the thread's two rows of O, and whether scores and sums are
+ * finite. */
 struct tile_end {
-    /* factors of the thread's two rows of O, if keys are not split */
     float factor[2];
-    split_end split; /* if keys are split */
     bool finite;
 };
 
@@ -714,15 +702,8 @@ template <typename T, class X> struct attention {
             if (p.kept.words || p.bias.data) return false;
         const key_band band = band_of(p, x);
         const int query = i >> shift_of<X>(p);
-        if (is_split<X>(p)) return max(query + band.lo, x.first * BN) < min(min(query + band.hi, band.Sk), x.last * BN);
+        if (X::SPLITS) return max(query + band.lo, x.first * BN) < min(min(query + band.hi, band.Sk), x.last * BN);
         return max(query + band.lo, 0) < min(query + band.hi, band.Sk);
-    }
-
-    /* Returns whether this warpgroup has computed row i correctly, which is row `half` of the thread's two rows. */
-    DEVICE bool is_sound(const softmax &state, const row_ends &ends, int half, const work_tile &x, int i) const
-    {
-        return state.l[half] - state.l[half] == 0 && is_sound_score<X::PAIRS>(ends.top[half]) &&
-               (ends.top[half] != -CUDART_INF_F || !has_lost_keys(x, i));
     }
 
     /* Does the work of end_softmax() for shapes in which a bias may make scores huge (see exact_reference). */
@@ -731,9 +712,11 @@ template <typename T, class X> struct attention {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
         const row_ends ends = end_rows(state, largest_in_base_2{ p.largest_unit }, sink_in_base_2(sink),
                                        p.dropout.scale);
-        tile_end y = { { ends.factor[0], ends.factor[1] }, {}, true };
+        tile_end y = { { ends.factor[0], ends.factor[1] }, true };
 #pragma unroll
-        for (int half = 0; half < 2; half++) y.finite &= is_sound(state, ends, half, x, t.i0 + half * 8);
+        for (int half = 0; half < 2; half++)
+            y.finite &= state.l[half] - state.l[half] == 0 && is_sound_score<true>(ends.top[half]) &&
+                        (ends.top[half] != -CUDART_INF_F || !has_lost_keys(x, t.i0 + half * 8));
         store_lse<true>(p.to, x.b, x.h, x.q_start, t.i0, x.Sq, state, ends, lane());
         return y;
     }
@@ -746,35 +729,38 @@ template <typename T, class X> struct attention {
         if constexpr (X::PAIRS) return end_softmax_of_pairs(state, t, x);
         const float v_scale = X::SCORE_MODS ? input_scale(p.scales, SCALE_V, x.b, x.h / p.group) : 1;
         const row_ends ends = end_rows(state, reference, sink_log2(p.to, x.h), v_scale);
-        tile_end y = { { ends.factor[0], ends.factor[1] }, {}, true };
+        tile_end y = { { ends.factor[0], ends.factor[1] }, true };
 #pragma unroll
-        for (int half = 0; half < 2; half++) y.finite &= is_sound(state, ends, half, x, t.i0 + half * 8);
+        for (int half = 0; half < 2; half++)
+            y.finite &= state.l[half] - state.l[half] == 0 &&
+                        (ends.top[half] == -CUDART_INF_F ? !has_lost_keys(x, t.i0 + half * 8)
+                                                         : fabsf(ends.top[half]) < SCORE_MOST);
         store_lse(p.to, x.b, x.h, x.q_start, t.i0, x.Sq, state, ends, lane());
         return y;
     }
 
-    /* Does the work of end_softmax() for a split (a part of the keys). */
-    DEVICE tile_end end_split(softmax &state, const thread_tile &t)
+    DEVICE split_end end_split(softmax &state, const thread_tile &t)
     {
         row_ends ends;
         if constexpr (X::PAIRS) ends = end_rows(state, largest_in_base_2{ p.largest_unit }, -CUDART_INF_F, 1);
         else ends = end_rows(state, reference, -CUDART_INF_F, 1);
-        tile_end y = { {}, { { ends.top[0], ends.top[1] }, { state.l[0], state.l[1] } }, true };
+        split_end y = { { ends.top[0], ends.top[1] }, { state.l[0], state.l[1] }, true };
 #pragma unroll
-        for (int half = 0; half < 2; half++) y.finite &= is_sound(state, ends, half, work_of(t), t.i0 + half * 8);
+        for (int half = 0; half < 2; half++)
+            y.finite &= y.l[half] - y.l[half] == 0 && is_sound_score<X::PAIRS>(y.top[half]) &&
+                        (y.top[half] != -CUDART_INF_F || !has_lost_keys(work_of(t), t.i0 + half * 8));
         return y;
     }
 
-    DEVICE tile_end end_work(softmax &state, const thread_tile &t)
+    DEVICE auto end_work(softmax &state, const thread_tile &t)
     {
-        return is_split<X>(p) ? end_split(state, t) : end_softmax(state, t);
+        if constexpr (X::SPLITS) return end_split(state, t);
+        else return end_softmax(state, t);
     }
 
     /* Stores out = O / l. Sets flags if out, a score or a sum is not finite, so that the rows are recomputed later. */
     DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
     {
-        if constexpr (X::MAY_SPLIT)
-            if (is_split<X>(p)) return finish_split(O, end.split, end.finite, t);
         const work_tile &x = work_of(t);
         const bool finite = finish_rows(O, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
@@ -794,11 +780,11 @@ template <typename T, class X> struct attention {
 
     /* Stores the sums of a split (a part of the keys). If this block computes all splits of its rows, the results are
      * stored after the last split instead. */
-    DEVICE void finish_split(float (&O)[DV / 2], split_end end, bool finite, const thread_tile &t)
+    DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
         const int slot = p.in_turn ? (int)blockIdx.x : x.index, at = slot * (4 * X::C) + warp_index();
-        finite &= is_finite(O);
+        bool finite = end.finite && is_finite(O);
         split_sums<DV> sums{ p, at, lane() };
         if (p.in_turn && x.split > 0) sums.add_before(O, end);
         if (!p.in_turn || x.split + 1 < x.splits) sums.store(O, end);
@@ -918,11 +904,10 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     for (int t = newest; t >= 0; t = tile_before(p, t)) {
         if (!((volatile uint8_t *)p.nonfinite)[t * (4 * X::C) + warp]) continue;
         const work_tile w = tile_at<X>(p, t);
-        if constexpr (X::MAY_SPLIT)
-            if (is_split<X>(p)) {
-                for (int n = 0; n < 16; n++) repair_split_row<channels>(p, a, w, w.i0 + warp * 16 + n);
-                continue;
-            }
+        if constexpr (X::SPLITS) {
+            for (int n = 0; n < 16; n++) repair_split_row<channels>(p, a, w, w.i0 + warp * 16 + n);
+            continue;
+        }
         const head_args x = head_args_of(a, w.b, w.h);
         const int i0 = w.i0 + warp * 16;
         for (int i = i0; i < i0 + 16 && i < w.Sq; i++)
@@ -956,8 +941,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, out, sm, wg - 1).run();
-        if constexpr (X::MAY_SPLIT)
-            if (is_split<X>(p) && !p.in_turn) return; /* merge_splits() recomputes rows that are not finite */
+        if constexpr (X::SPLITS)
+            if (!p.in_turn) return; /* merge_splits() recomputes rows that are not finite */
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }
@@ -1001,7 +986,6 @@ template <typename T, class X> cudaError_t launch(const forward_job &job, int le
     if (code != cudaSuccess) return code;
     code = begin_plan<X>(job, p);
     if (code != cudaSuccess) return code;
-    if constexpr (X::MAY_SPLIT) p.is_split = false, p.shift = 0;
     p.least_Sk = least_Sk, p.most_Sk = most_Sk;
     take_share(job.chip, p.order);
     if (p.order.first == p.order.end) return cudaSuccess;

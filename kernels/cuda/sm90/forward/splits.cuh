@@ -17,48 +17,41 @@ namespace {
  * 2^top. */
 struct split_end {
     float top[2], l[2];
+    bool finite; /* whether scores and sums are finite */
 };
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-DEVICE void count_splits(work_tile &x)
-{
-    const int length = max(x.length, 1);
-    x.splits = max((x.last - x.first + length - 1) / length, 1);
-    x.split = 0;
-}
-
 /* Returns the rows of work tile t, all keys that they see, and the number of splits (parts) of these keys. */
 template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
 {
-    work_tile x = work_tile_of<BM, BN>(p, t, p.shift, true);
-    count_splits(x);
+    work_tile x = work_tile_of<BM, BN, true>(p, t, p.shift);
+    const int length = max(x.length, 1);
+    x.splits = max((x.last - x.first + length - 1) / length, 1);
+    x.split = 0;
     return x;
 }
 
-/* Returns work tile t. split: it has the number of a split (part of the keys); if the rows have no such split, i0 is
- * SKIP. */
-template <int BM, int BN> DEVICE work_tile work_tile_of_split(const split_plan &p, int t, bool split)
+/* Returns work tile t with the number of its split (part of the keys). If the rows have no such split, i0 is SKIP. */
+template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, int t)
 {
-    work_tile x = work_tile_of<BM, BN>(p, split ? t / p.most : t, p.shift, split);
-    if (!split) return x;
-    count_splits(x);
+    work_tile x = split_rows_of<BM, BN>(p, t / p.most);
     x.index = t;
     x.split = t % p.most;
     if (x.split >= x.splits) x.i0 = SKIP;
     return x;
 }
 
-/* Calls give(x) for work tile x, or, with `split`, for each split of x that this block computes. */
-template <class F> DEVICE void for_splits(const split_plan &p, bool split, work_tile x, F give)
+/* Calls give(x) for each split of work tile x that this block computes. */
+template <class F> DEVICE void for_splits(const split_plan &p, work_tile x, F give)
 {
     const int last = x.last;
-    if (split) x.first += x.split * x.length;
+    x.first += x.split * x.length;
     do {
-        if (split) x.last = min(x.first + x.length, last);
+        x.last = min(x.first + x.length, last);
         give(x);
         x.first = x.last, x.split++;
-    } while (split && p.in_turn && x.split < x.splits);
+    } while (p.in_turn && x.split < x.splits);
 }
 
 /* ---- Adding up the results of splits (parts of the keys) --------------------------------------------------------- */
@@ -193,29 +186,30 @@ enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_sp
 
 /* Adds the results of the splits (parts of the keys) of 16 rows, and stores out of these rows. A block has the COLUMNS
  * columns of a work tile, and each of its warps has MERGE_COLUMNS columns. BM, BN, FLAGS: rows, keys and flags
- * (plan::nonfinite) of a work tile. has_flags: whether these flags were written. LINE: numbers of a warp in
- * split_plan::of_row. If a result is not finite, all threads call leave(x, row, tile): `row` is the first
- * of the 16 rows in work tile x, and `tile` is the number of the work tile of the first split. */
+ * (plan::nonfinite) of a work tile. column_blocks: split_plan::column_blocks. has_flags: whether these flags were
+ * written. LINE: numbers of a warp in split_plan::of_row. If a result is not finite, all threads call
+ * leave(x, row, tile): `row` is the first of the 16 rows in work tile x, and `tile` is the number of the work tile of
+ * the first split. */
 template <typename T, int BM, int BN, int FLAGS, int COLUMNS, int LINE, class F>
-DEVICE void merge_splits_of_rows(const split_plan &p, bool has_flags, F leave)
+DEVICE void merge_splits_of_rows(const split_plan &p, int column_blocks, bool has_flags, F leave)
 {
     const int WARPS = BM / 16, AHEAD = 4;
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32, warp = blockIdx.x % WARPS;
     const int N = MERGE_COLUMNS / 2;
     launch_dependents();
     wait_for_prerequisites();
-    const int block = (int)(blockIdx.x / WARPS), column0 = block % p.column_blocks * COLUMNS;
-    const work_tile x = split_rows_of<BM, BN>(p, block / p.column_blocks);
+    const int block = (int)(blockIdx.x / WARPS), column0 = block % column_blocks * COLUMNS;
+    const work_tile x = split_rows_of<BM, BN>(p, block / column_blocks);
     const int row = x.i0 + warp * 16;
     if (x.i0 == SKIP || row >= x.Sq) return;
     /* the work tile of the first split, and the distance between the work tiles of splits */
-    const int first = block / p.column_blocks * p.most * p.column_blocks + block % p.column_blocks;
-    const int64_t stride = p.column_blocks;
+    const int first = block / column_blocks * p.most * column_blocks + block % column_blocks;
+    const int64_t stride = column_blocks;
     const float4 *const sums = p.sums + (((int64_t)first * WARPS + warp) * (COLUMNS / 8) + chunk * (N / 4)) * 32 + lane,
                         *const of_row = p.of_row + ((int64_t)first * WARPS + warp) * LINE + lane;
     const auto end_at = [&](int n) {
         const float4 y = of_row[n * stride * WARPS * LINE];
-        return split_end{ { y.x, y.z }, { y.y, y.w } };
+        return split_end{ { y.x, y.z }, { y.y, y.w }, true };
     };
     const auto load = [&](float(&O)[N], int n) {
 #pragma unroll
@@ -267,7 +261,7 @@ template <typename T, int BM, int BN, int FLAGS, int COLUMNS>
 __global__ void __launch_bounds__(COLUMNS)
     merge_splits(const __grid_constant__ split_plan p, const __grid_constant__ cuda_args a)
 {
-    merge_splits_of_rows<T, BM, BN, FLAGS, COLUMNS, 32>(p, true, [&](const work_tile &x, int row, int64_t) {
+    merge_splits_of_rows<T, BM, BN, FLAGS, COLUMNS, 32>(p, 1, true, [&](const work_tile &x, int row, int64_t) {
         repair_begins();
         for (int r = row + (int)threadIdx.x / 32; r < row + 16; r += COLUMNS / MERGE_COLUMNS)
             repair_split_row<COLUMNS / 32>(p, a, x, r);
@@ -398,8 +392,7 @@ void make_split_plan(const split_rule &r, const split_layout &y, char *memory, s
     p.order.tiles = p.order.end = (int)y.tiles;
     p.H >>= r.shift;
     p.splits = r;
-    p.is_split = true, p.shift = r.shift;
-    p.most = y.most, p.in_turn = y.in_turn, p.column_blocks = y.column_blocks;
+    p.shift = r.shift, p.most = y.most, p.in_turn = y.in_turn, p.column_blocks = y.column_blocks;
     p.before = (int32_t *)memory;
     p.nonfinite = (uint8_t *)(p.before + y.tiles * y.column_blocks);
     p.of_row = (float4 *)(memory + y.of_row), p.sums = (float4 *)(memory + y.sums);

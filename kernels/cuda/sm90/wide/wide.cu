@@ -9,40 +9,44 @@ typedef cudaError_t launch_function(const forward_job &);
 struct shape_row {
     int D, Dv, columns; /* columns: those of `out` that a work tile computes */
     /* first index: 1 with softcap, ALiBi or FlashMask; second index: 0 for bfloat16, 1 for float16 */
-    launch_function *launch[2][2], *launch_splits[2][2];
+    launch_function *launch[2][2];
 };
-template <int DC, int DVC> constexpr shape_row row(int column_blocks)
+template <int DC, int DVC, bool SPLITS> constexpr shape_row row(int column_blocks)
 {
-    typedef wide_shape<DC, DVC, false> plain;
-    typedef wide_shape<DC, DVC, true> options;
+    typedef wide_shape<DC, DVC, false, SPLITS> plain;
+    typedef wide_shape<DC, DVC, true, SPLITS> options;
     return { DC * 64,
              DVC * 64 * column_blocks,
              DVC * 64,
              { { launch<__nv_bfloat16, plain>, launch<__half, plain> },
-               { launch<__nv_bfloat16, options>, launch<__half, options> } },
-             { { launch_splits<__nv_bfloat16, plain>, launch_splits<__half, plain> },
-               { launch_splits<__nv_bfloat16, options>, launch_splits<__half, options> } } };
+               { launch<__nv_bfloat16, options>, launch<__half, options> } } };
 }
 
 enum { MOST_COLUMN_BLOCKS = 2 };
 
-/* A problem takes the first row whose head sizes suffice. */
+/* A problem takes the first row whose head sizes suffice. Sequences whose keys are split take a row of split_shapes. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /* row<A, B>(C). A: number of boxes (64 columns) of q and k. B: number of boxes of `out` that a work tile computes.
-     * C: number of work tiles among which the columns of `out` are divided. */
-    row<5,  5>(1),
-    row<6,  6>(1),
-    row<7,  7>(1),
-    row<8,  8>(1),
-    row<12, 6>(MOST_COLUMN_BLOCKS),
-    row<16, 8>(MOST_COLUMN_BLOCKS),
+    /* row<A, B, SPLITS>(C). A: number of boxes (64 columns) of q and k. B: number of boxes of `out` that a work tile
+     * computes. C: number of work tiles among which the columns of `out` are divided. */
+    row<5,  5, false>(1),
+    row<6,  6, false>(1),
+    row<7,  7, false>(1),
+    row<8,  8, false>(1),
+    row<12, 6, false>(MOST_COLUMN_BLOCKS),
+    row<16, 8, false>(MOST_COLUMN_BLOCKS),
+};
+/* fewer shapes, because each takes some ten seconds to compile */
+const shape_row split_shapes[] = {
+    row<6,  6, true>(1),
+    row<8,  8, true>(1),
+    row<16, 8, true>(MOST_COLUMN_BLOCKS),
 };
 /* clang-format on */
 
-const shape_row &shape_of(const attn_dims &d)
+const shape_row &shape_of(const attn_dims &d, bool splits)
 {
-    const shape_row *x = shapes; /* the last row takes all head sizes */
+    const shape_row *x = splits ? split_shapes : shapes; /* the last row takes all head sizes */
     while (x->D < d.D || x->Dv < d.Dv) x++;
     return *x;
 }
@@ -76,7 +80,7 @@ bool plan_wide(const cuda_chip *chip, attn_plan *plan)
     const attn_dims &d = plan->geometry.dims;
     if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
     const wide_layout place = wide_layout_of(plan->problem, d);
-    const int columns = shape_of(d).columns;
+    const int columns = shape_of(d, true).columns;
     plan->workspace_bytes = (size_t)place.bytes +
                             split_workspace(chip, plan, splits_of(plan), columns, (int)attn_tiles(d.Dv, columns));
     return place.extremes < INT32_MAX; /* work tiles are counted in 32 bits */
@@ -94,16 +98,15 @@ cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_p
     job.read = job.given;
     const bool options = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank,
                f16 = p->q.dtype == ATTN_F16;
-    const shape_row &x = shape_of(d);
     const split_rule splits = splits_of(plan);
     const split_part part = split_part_of(splits, job.given.g);
     if (part != SPLITS_NONE) job.splits = splits;
     if (part != SPLITS_ALL) {
-        const cudaError_t code = x.launch[options][f16](job);
+        const cudaError_t code = shape_of(d, false).launch[options][f16](job);
         if (code != cudaSuccess || part == SPLITS_NONE) return code;
     }
     job.split_memory = job.memory + wide_layout_of(p, d).bytes;
-    return x.launch_splits[options][f16](job);
+    return shape_of(d, true).launch[options][f16](job);
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |

@@ -38,10 +38,11 @@ enum { LEFT, RIGHT };
  * scores. */
 enum { P_READY = 1, ENDED = 9, MEET = 10, TURN = 12 };
 
-/* DC: number of boxes of 64 columns of q and k. DVC: number of boxes of 64 columns of out per work tile. */
-template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
+/* DC: number of boxes of 64 columns of q and k. DVC: number of boxes of 64 columns of out per work tile. SPLITS: the
+ * instance computes sequences whose keys are split (splits.cuh). */
+template <int DC_, int DVC_, bool SCORE_MODS_, bool SPLITS_> struct wide_shape {
     static const int DC = DC_, DVC = DVC_;
-    static const bool SCORE_MODS = SCORE_MODS_;
+    static const bool SCORE_MODS = SCORE_MODS_, SPLITS = SPLITS_;
     static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
     /* number of boxes of `out` that the left-hand consumer computes; the right-hand consumer computes at most as
      * many */
@@ -118,12 +119,17 @@ struct wide_plan : split_plan {
 /* number of flags (bytes) of a work tile in plan::nonfinite, indexed by consumer and warp */
 enum { FLAGS = 2 * 4 };
 
+template <class X> DEVICE int shift_of(const wide_plan &p)
+{
+    return X::SPLITS ? p.shift : 0;
+}
+
 /* Marks row i of a work tile, if it exists, so that a later launch computes it. */
-DEVICE void mark_row(const wide_plan &p, const work_tile &t, int i)
+DEVICE void mark_row(const wide_plan &p, int shift, const work_tile &t, int i)
 {
     if (i >= t.Sq) return;
-    const int h = t.h + (i & ((1 << p.shift) - 1));
-    p.marks[t.b * p.mark_batch + h * p.mark_head + t.q_start + (i >> p.shift)] = 1 + UNSOUND_ROWS;
+    const int h = t.h + (i & ((1 << shift) - 1));
+    p.marks[t.b * p.mark_batch + h * p.mark_head + t.q_start + (i >> shift)] = 1 + UNSOUND_ROWS;
     *p.found = 1; /* other warps may write the same value */
 }
 
@@ -171,7 +177,7 @@ template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
             x.first = tiles.first, x.last = tiles.last;
         }
         y.x = x;
-        y.y = warpgroup_tile_of<BN>(band_of(p, x), x.i0, x.Sq, x.first, x.last, p.shift);
+        y.y = warpgroup_tile_of<BN>(band_of(p, x), x.i0, x.Sq, x.first, x.last, shift_of<X>(p));
         y.column0 = t % p.column_blocks * (X::DVC * 64);
         y.number = t;
         publish(y);
@@ -180,8 +186,13 @@ template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
         wanted ^= 1;
     };
     while (t < end) {
-        const work_tile x = work_tile_of_split<BM, BN>(p, t / p.column_blocks, p.is_split);
-        if (x.i0 != SKIP) for_splits(p, p.is_split, x, give);
+        if constexpr (X::SPLITS) {
+            const work_tile x = split_tile_of<BM, BN>(p, t / p.column_blocks);
+            if (x.i0 != SKIP) for_splits(p, x, give);
+        } else {
+            const work_tile x = work_tile_of<BM, BN>(p, t / p.column_blocks);
+            if (x.i0 != SKIP) give(x);
+        }
         if (scheduler) t = p.order.first * p.column_blocks + (int)gridDim.x + atomicAdd(p.counter, 1);
         t = __shfl_sync(0xffffffff, t, 0);
     }
@@ -212,9 +223,9 @@ template <class X, int W> struct box_loader {
     DEVICE void load_Q(const work_tile &x)
     {
         sleep_until_empty(sm.bars.Q, q);
-        const int row = x.q_start + (x.i0 >> p.shift), b = p.cu_q ? 0 : x.b;
+        const int row = x.q_start + (x.i0 >> shift_of<X>(p)), b = p.cu_q ? 0 : x.b;
         /* where keys are split, the rows of the tensor map are heads, and its heads are queries */
-        const tma_place from = p.is_split ? tma_place{ 0, x.h, row, b } : tma_place{ 0, row, x.h, b };
+        const tma_place from = X::SPLITS ? tma_place{ 0, x.h, row, b } : tma_place{ 0, row, x.h, b };
         load_tile<BM, X::DC, 64>(smem_addr(sm.Q), &maps.Q, from, smem_addr(&sm.bars.Q.full[0]));
         q.next();
     }
@@ -370,7 +381,7 @@ template <typename T, class X, int W> struct wide_consumer {
             modify_scores<BN>(S, p.mods, head, t, i0, j * BN, lane, [] {});
             if (walk.seen && walk.seen->part[j / 32] >> j % 32 & 1) hide_by_bounds<BN>(S, p.mask, t, i0, j * BN, lane);
         }
-        if (j < free_first || j >= free_last) mask<BN>(S, band, i0, j * BN, lane, p.shift);
+        if (j < free_first || j >= free_last) mask<BN>(S, band, i0, j * BN, lane, shift_of<X>(p));
         softmax_step<BN>(S, x, rescale, p.reference);
         to_operand<T, BN>(P, S);
         give(P, rescale);
@@ -521,6 +532,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE bool has_lost_keys(const work_tile &t, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
+        if (!X::SPLITS) return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
         const int query = i >> p.shift;
         return max(query + band.lo, t.first * BN) < min(min(query + band.hi, band.Sk), t.last * BN);
     }
@@ -532,13 +544,13 @@ template <typename T, class X, int W> struct wide_consumer {
         const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);
         if (!p.marks) {
             /* a work tile that computes several splits keeps the flag of an earlier one */
-            const bool keeps = p.is_split && p.in_turn && t.split > 0;
+            const bool keeps = X::SPLITS && p.in_turn && t.split > 0;
             if (lane == 0 && (any || !keeps)) p.nonfinite[number * FLAGS + W * 4 + warp] = any;
         } else if (any) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const unsigned unsound = __ballot_sync(0xffffffff, !sound[half]);
-                if (lane % 4 == 0 && unsound >> lane & 15) mark_row(p, t, i0 + half * 8);
+                if (lane % 4 == 0 && unsound >> lane & 15) mark_row(p, shift_of<X>(p), t, i0 + half * 8);
             }
         }
     }
@@ -575,7 +587,7 @@ template <typename T, class X, int W> struct wide_consumer {
          * to a place that the other one still reads. */
         add_sums();
         const row_ends ends = end_rows(x, p.reference, -CUDART_INF_F, 1);
-        split_end end = { { ends.top[0], ends.top[1] }, { x.l[0], x.l[1] } };
+        split_end end = { { ends.top[0], ends.top[1] }, { x.l[0], x.l[1] }, true };
         const float zero = is_finite(O) ? 0 : CUDART_NAN_F;
         bool sound[2] = { is_sound(ends, zero, t, 0), is_sound(ends, zero, t, 1) };
         if (adds)
@@ -595,7 +607,7 @@ template <typename T, class X, int W> struct wide_consumer {
 
     DEVICE void finish(float (&O)[BOXES][32], const work_tile &t, int column0, int number)
     {
-        if (p.is_split) return finish_split(O, t, column0, number);
+        if constexpr (X::SPLITS) return finish_split(O, t, column0, number);
         add_sums();
         const row_ends ends = end_rows(x, p.reference, sink_log2(p.to, t.h), 1);
         if (W == LEFT && column0 == 0) store_lse(p.to, t.b, t.h, t.q_start, i0, t.Sq, x, ends, lane);
@@ -686,23 +698,25 @@ __global__ void __launch_bounds__(THREADS, 1)
     else wide_consumer<T, X, RIGHT>(p, sm).run();
 }
 
+template <bool SPLITS>
 __global__ void __launch_bounds__(128)
     repair_wide(const __grid_constant__ wide_plan p, const __grid_constant__ cuda_args a)
 {
     const auto tile_of = [&](int n) {
-        return p.is_split ? split_rows_of<BM, BN>(p, n / 4) : work_tile_of<BM, BN>(p, p.order.first + n / 4);
+        if constexpr (SPLITS) return split_rows_of<BM, BN>(p, n / 4);
+        else return work_tile_of<BM, BN>(p, p.order.first + n / 4);
     };
     const auto flag = [&](int n) {
-        const int first = (p.is_split ? n / 4 * p.most : p.order.first + n / 4) * p.column_blocks;
+        const int first = (SPLITS ? n / 4 * p.most : p.order.first + n / 4) * p.column_blocks;
         uint32_t any = 0;
         for (int c = 0; c < p.column_blocks * 2; c++) any |= p.nonfinite[first * FLAGS + c * 4 + n % 4];
         return any && tile_of(n).i0 != SKIP; /* a skipped work tile has no valid flags */
     };
     wait_for_prerequisites();
-    const int tiles = p.is_split ? p.order.tiles / p.most : p.order.end - p.order.first;
+    const int tiles = SPLITS ? p.order.tiles / p.most : p.order.end - p.order.first;
     for_flagged_warps(tiles * 4, flag, [&](int n, uint32_t) {
         const work_tile t = tile_of(n);
-        if (p.is_split) {
+        if (SPLITS) {
             repair_begins();
             for (int r = 0; r < 16; r++) repair_split_row<ATTN_MAX_HEAD_DIM / 32>(p, a, t, t.i0 + n % 4 * 16 + r);
             return;
@@ -717,18 +731,18 @@ __global__ void __launch_bounds__(128)
 
 /* Adds the results of splits (merge_splits()), and tells repair_wide() or a later launch which rows tensor cores could
  * not compute. */
-template <typename T, class X>
-__global__ void __launch_bounds__(X::DVC * 64) merge_wide(const __grid_constant__ wide_plan p)
+template <typename T, int DVC>
+__global__ void __launch_bounds__(DVC * 64) merge_wide(const __grid_constant__ wide_plan p)
 {
     const auto leave = [&](const work_tile &t, int row, int64_t tile) {
         if (!p.marks) p.nonfinite[tile * FLAGS + row % BM / 16] = 1;
         else
-            for (int i = row; i < row + 16; i++) mark_row(p, t, i);
+            for (int i = row; i < row + 16; i++) mark_row(p, p.shift, t, i);
     };
-    merge_splits_of_rows<T, BM, BN, FLAGS, X::DVC * 64, 64>(p, !p.marks,
-                                                            [&](const work_tile &t, int row, int64_t tile) {
-                                                                if (threadIdx.x == 0) leave(t, row, tile);
-                                                            });
+    merge_splits_of_rows<T, BM, BN, FLAGS, DVC * 64, 64>(p, p.column_blocks, !p.marks,
+                                                         [&](const work_tile &t, int row, int64_t tile) {
+                                                             if (threadIdx.x == 0) leave(t, row, tile);
+                                                         });
 }
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
@@ -764,10 +778,10 @@ cudaError_t launch_tiles(const forward_job &job, const tma_tensor &queries, int 
                             THREADS, sizeof(shared<X>), job.stream, p, maps);
 }
 
-cudaError_t launch_repair(const forward_job &job, int64_t tiles, const wide_plan &p)
+template <bool SPLITS> cudaError_t launch_repair(const forward_job &job, int64_t tiles, const wide_plan &p)
 {
     if (p.marks) return cudaSuccess;
-    return launch_dependent(repair_wide, attn_min64(attn_tiles(tiles * 4, 128), 1024), 128, 0, job.stream, p,
+    return launch_dependent(repair_wide<SPLITS>, attn_min64(attn_tiles(tiles * 4, 128), 1024), 128, 0, job.stream, p,
                             job.given);
 }
 
@@ -776,22 +790,11 @@ wide_plan begin_plan(const forward_job &job, int column_blocks)
     wide_plan p;
     make_plan(job, BM, BN, p);
     p.least_Sk = 0, p.most_Sk = INT32_MAX;
-    p.is_split = false, p.shift = 0, p.column_blocks = column_blocks;
+    p.column_blocks = column_blocks;
     p.marks = job.given.rows_later, p.found = job.given.rows_found;
     p.nonfinite = (uint8_t *)job.memory;
     p.mark_batch = job.given.lse_batch, p.mark_head = job.given.lse_head;
     return p;
-}
-
-template <typename T, class X> cudaError_t launch(const forward_job &job)
-{
-    const attn_geometry &g = job.read.g;
-    const extent e = extent_of(g.dims);
-    wide_plan p = begin_plan(job, column_blocks_of<X>(g.dims));
-    const cudaError_t code = launch_tiles<T, X>(job, tma_tensor_of(g.view[ATTN_T_q], e.B, g.dims.H, e.rows_q, g.dims.D),
-                                                BM, 1, p);
-    if (code != cudaSuccess || p.order.first == p.order.end) return code;
-    return launch_repair(job, p.order.end - p.order.first, p);
 }
 
 /* Launches the forward of the sequences whose keys are split by the rule job.splits. */
@@ -806,8 +809,21 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
     cudaError_t code = launch_tiles<T, X>(job, queries_by_head(g), 1 << p.shift, BM >> p.shift, p);
     if (code != cudaSuccess || !is_last_share(job.chip)) return code;
     if (!y.in_turn)
-        code = launch_dependent(merge_wide<T, X>, rows * (BM / 16) * column_blocks, X::DVC * 64, 0, job.stream, p);
-    return code == cudaSuccess ? launch_repair(job, rows, p) : code;
+        code = launch_dependent(merge_wide<T, X::DVC>, rows * (BM / 16) * column_blocks, X::DVC * 64, 0, job.stream, p);
+    return code == cudaSuccess ? launch_repair<true>(job, rows, p) : code;
+}
+
+/* With X::SPLITS, launches the forward of the sequences whose keys are split, and otherwise of the others. */
+template <typename T, class X> cudaError_t launch(const forward_job &job)
+{
+    if constexpr (X::SPLITS) return launch_splits<T, X>(job);
+    const attn_geometry &g = job.read.g;
+    const extent e = extent_of(g.dims);
+    wide_plan p = begin_plan(job, column_blocks_of<X>(g.dims));
+    const cudaError_t code = launch_tiles<T, X>(job, tma_tensor_of(g.view[ATTN_T_q], e.B, g.dims.H, e.rows_q, g.dims.D),
+                                                BM, 1, p);
+    if (code != cudaSuccess || p.order.first == p.order.end) return code;
+    return launch_repair<false>(job, p.order.end - p.order.first, p);
 }
 
 } // namespace
