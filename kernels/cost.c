@@ -303,15 +303,20 @@ static bool is_wide(const struct rate *r, const attn_dims *d)
     return r->family == GENERIC && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
 }
 
+/* The generic kernels for wide heads take 3.8 times as long for a column of float32 as the generic float32 kernels for
+ * head sizes up to WIDE_COLUMNS, whose rates are in the table (4 times in a backward with head size 512). */
+#define WIDE_FLOAT 4
+
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
  * WIDE_COLUMNS columns). A backward divides it by 2.5, because its rates are per column of D + Dv and contain five
  * products of (D + Dv) / 2 columns each. */
-static double wide_columns(const attn_dims *d, bool back)
+static double wide_columns(const attn_dims *d, attn_dtype dtype, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
     const double of_D = ceil(D / WIDE_COLUMNS), of_Dv = ceil(Dv / WIDE_COLUMNS);
     const double forward = of_Dv * (D + WIDE_COLUMNS);
-    return back ? (forward + 2 * of_D * (D + Dv + WIDE_COLUMNS)) / 2.5 : forward;
+    return (dtype == ATTN_F32 ? WIDE_FLOAT : 1) *
+           (back ? (forward + 2 * of_D * (D + Dv + WIDE_COLUMNS)) / 2.5 : forward);
 }
 
 /* Counts the blocks of `block` rows that all sequences and heads need together. Rows are queries; in a backward they
@@ -335,7 +340,7 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
     w->heads = blocks;
     w->tiled = w->triples * (each > 0 ? tiles * block / each : 1);
-    w->tile_columns = wide ? wide_columns(d, back)
+    w->tile_columns = wide ? wide_columns(d, plan->problem->q.dtype, back)
                            : scores * rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
     w->key_blocks = odd ? w->tiled / block : 0;
     w->by[TILES] = at_most(blocks, units);

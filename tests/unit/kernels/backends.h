@@ -93,6 +93,7 @@ void test_wide_decoding_splits_keys(void **state);
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);
 void test_random_decoding_agrees_with_the_reference(void **state);
 void test_keys_of_a_chunk_agree_with_the_reference(void **state);
+void test_scores_of_a_chunk_need_no_repair(void **state);
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state);
 void test_pages_do_not_change_a_bit(void **state);
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state);

@@ -299,6 +299,7 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
         SPEC(.B = 4, SIZES(70, 2300, 64), HEADS(2, 1), BF16, .causal = true, .mask_bounds = 1, .mask_heads = 2),
         SPEC(.B = 4, SIZES(70, 2300, 64), HEADS(2, 1), BF16, .bias = 1 + 7, .keep_mask = 1 + 5, .keep = 0.6),
         SPEC(.B = 6, SIZES(24, 1200, 320), HEADS(2, 1), BF16, .causal = true),
+        SPEC(.B = 4, SIZES(70, 2300, 64), HEADS(2, 1), FP8, .causal = true),
         SPEC(.B = 5, SIZES(20, 1100, 1024), HEADS(2, 1), F16),
         SPEC(BACK, .B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, F16),
         SPEC(BACK, .B = 3, SIZES(150, 90, 192), HEADS(4, 2), .causal = true, F16),

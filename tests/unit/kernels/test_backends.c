@@ -143,6 +143,7 @@ int main(void)
         cmocka_unit_test(test_wide_heads_agree_if_lse_is_huge_and_scores_are_not),
         cmocka_unit_test(test_wide_decoding_has_the_same_bits_alone_and_among_others),
         cmocka_unit_test(test_keys_of_a_chunk_agree_with_the_reference),
+        cmocka_unit_test(test_scores_of_a_chunk_need_no_repair),
         cmocka_unit_test(test_decoding_has_the_same_bits_alone_and_behind_other_decoding),
         cmocka_unit_test(test_top_keys_are_the_keys_of_the_largest_probabilities),
         cmocka_unit_test(test_observables_have_the_same_bits_alone_and_among_others),

@@ -151,6 +151,12 @@ const uint64_t DECODE_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_
 
 } // namespace
 
+bool splits_float8(const cuda_chip *chip, const attn_plan *plan)
+{
+    attn_plan here = *plan;
+    return plan_forward(chip, &here) && split_part_of(splits_of(plan), plan->geometry) == SPLITS_ALL;
+}
+
 extern const cuda_kernel sm90_forward = {
     { "sm90", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES }, 90, 90, plan_with_splits, launch_forward, true,
 };

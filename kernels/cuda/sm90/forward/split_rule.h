@@ -73,4 +73,7 @@ split_rule plain_split_rule(const attn_plan *plan);
 size_t plain_split_workspace(const cuda_chip *chip, const attn_plan *plan);
 cudaError_t split_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory);
 
+/* Returns whether forward.cu would split the keys of a float8 problem. */
+bool splits_float8(const cuda_chip *chip, const attn_plan *plan);
+
 #endif
