@@ -6,8 +6,6 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-extern const cuda_kernel f32_forward, f32_wide_backward; /* in f32_forward.cu and wide_backward.cu */
-
 /* The forward that a backward runs first if the client has not given out and lse: its problem and its plan. Do not copy
  * this struct: `plan` has pointers to `problem`. */
 struct recomputed_forward {
@@ -63,12 +61,15 @@ static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, co
                                                        const attn_plan *backward, void *out, void *lse)
 {
     const int compute = chip->major * 10 + chip->minor;
+    const bool is_float32 = backward->problem->q.dtype == ATTN_F32;
     for (const cuda_kernel *const *next = chip->forward_kernels; next < chip->kernels_end; next++) {
         const cuda_kernel *const kernel = *next;
         if (compute < kernel->least_compute || compute > kernel->most_compute) continue;
         if (strstr(kernel->takes.name, "decode")) continue;
-        /* f32_forward adds up scores in another order than f32_wide_backward, which would then find other P */
-        if (backward->kernel == &f32_wide_backward.takes && kernel == &f32_forward) continue;
+        /* The float32 kernels for wide heads add up scores in another order than those for head sizes up to
+         * TILE_HEAD_DIM. A backward would then find other P than its forward. */
+        if (is_float32 && backward->kernel->head_dim > TILE_HEAD_DIM && kernel->takes.head_dim <= TILE_HEAD_DIM)
+            continue;
         const bool wide = kernel->takes.features & ATTN_OPTION_BIT(OUT_DTYPE);
         if (plan_recomputed(f, *kernel, chip, backward, out, lse, wide ? ATTN_F32 : backward->problem->q.dtype))
             return kernel;
