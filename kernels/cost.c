@@ -264,8 +264,7 @@ enum {
     /* number of rows that a multiprocessor computes at a time in kernels with one warp per query row */
     WARPS = 32,
     COLUMNS = 64, /* tiles are this many columns wide, or a multiple of it */
-    /* number of columns that one block of the generic 16-bit kernels computes; heads up to this size need only one
-     * block */
+    /* number of columns that one block of the generic kernels computes; heads up to this size need only one block */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
     HOPPER_WIDE_COLUMNS = 512, /* number of columns of a result that a block of sm90_wide computes */
@@ -297,14 +296,18 @@ static double rounded_up(double x, double to)
     return ceil(x / to) * to;
 }
 
-/* Returns whether the generic kernels for wide heads (more than WIDE_COLUMNS columns) compute the problem. */
-static bool is_wide(const struct rate *r, const attn_dims *d)
+/* Returns whether the generic kernels for wide heads (more than WIDE_COLUMNS columns) compute the problem. On GPUs of
+ * compute capability 8.x they also compute float32 problems with narrower heads. */
+static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims *d)
 {
-    return r->family == GENERIC && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
+    const bool narrow = plan->problem->q.dtype != ATTN_F32 || plan->problem->op == ATTN_OP_OBSERVE ||
+                        plan->kernel->head_dim <= WIDE_COLUMNS;
+    return r->family == GENERIC && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS || !narrow);
 }
 
-/* The generic kernels for wide heads take 3.8 times as long for a column of float32 as the generic float32 kernels for
- * head sizes up to WIDE_COLUMNS, whose rates are in the table (4 times in a backward with head size 512). */
+/* How many times as long a float32 column takes in the generic kernels for wide heads as in those for head sizes up to
+ * WIDE_COLUMNS, whose rates are in the table: 3.8 in a forward, and 4 in a backward with head size 512 (H200,
+ * 2026-11-28). */
 #define WIDE_FLOAT 4
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
@@ -326,7 +329,7 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const bool back = r->op == ATTN_OP_BACKWARD;
     const double sequences = d->B > 0 ? (double)d->B : 1;
     const double total = (double)(back ? d->Sk : d->Sq), each = d->packed ? total / sequences : total;
-    const bool wide = is_wide(r, d), hopper_wide = r->family == HOPPER && attn_max64(d->D, d->Dv) > WIDE_COLUMNS;
+    const bool wide = is_wide(r, plan, d), hopper_wide = r->family == HOPPER && attn_max64(d->D, d->Dv) > WIDE_COLUMNS;
     const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back && !wide;
     const double block = options ? OPTIONS_BLOCK : hopper_wide && !back ? WIDE_ROWS : BLOCK, tiles = ceil(each / block);
     const double column_blocks = wide           ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)

@@ -76,11 +76,13 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
     /* kernels on tensor cores compute at least 64 channels, even if the head size is smaller */
     const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64);
-    const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && !hopper, backward = plan->problem->op == ATTN_OP_BACKWARD;
+    const bool is_float32 = plan->problem->q.dtype == ATTN_F32, backward = plan->problem->op == ATTN_OP_BACKWARD,
+               wide = !hopper &&
+                      (attn_max64(D, Dv) > TILE_HEAD_DIM || (is_float32 && plan->kernel->head_dim > TILE_HEAD_DIM));
     const double flops = 2 * (wide ? wide_products(D, Dv, backward) : (double)(D + Dv) * (backward ? 2.5 : 1)),
-                 rate = plan->problem->q.dtype == ATTN_F32 ? 3e13
-                        : hopper                           ? 3e14
-                                                           : 1e14;
+                 rate = is_float32 ? (wide ? 2e13 : 3e13)
+                        : hopper   ? 3e14
+                                   : 1e14;
     return (double)query_rows(g.dims) * (double)keys_of_row(g) * flops / rate *
            (has_options(plan) ? hopper ? 3 : 6 : 1) * 132 / chip->multiprocessors;
 }

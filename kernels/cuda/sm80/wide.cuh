@@ -3,8 +3,8 @@
  *
  * T is the type of the tensors: __half, __nv_bfloat16 or float. Tensor cores multiply float32 numbers as sums of two
  * TF32 numbers (11 bits each): x = hi + lo, and x y = hi hi' + hi lo' + lo hi'. The error of a product is about 2^-22
- * of it. Tensor cores truncate when they add, so they add only the products of one tile or chunk, from 0 on; a rounded
- * addition adds this sum to the running sum. */
+ * of it. Tensor cores truncate when they add. So each of their sums begins at 0 and has the products of only 32 columns
+ * of q and k, or of one tile of keys; an ordinary addition, which rounds, adds it to the running sum. */
 #ifndef ATTN_SM80_WIDE_CUH
 #define ATTN_SM80_WIDE_CUH
 

@@ -456,8 +456,9 @@ plan plan_of(const backward_job &job)
     plan p;
     p.keys = tile_order_of(key_tiles_per_head(d, KEYS), part, e.rows_q * g.group * (d.D + d.Dv) * 2, uneven);
     /* With many query heads per key/value head, a section (heads whose work tiles are ordered together) would be one
-     * key/value head. A causal backward of 4096 positions with groups of eight heads takes 1.25 to 1.3 times as long
-     * with such sections; with groups of four, sections of several heads are up to 2 % slower. */
+     * key/value head, and the last tiles of a causal mask would be long. So up to eight heads form a section, if Q and
+     * dO of one query head of each fit into the L2 cache. With groups of eight heads and 4096 positions, this takes
+     * 0.77 to 0.81 times the time; with groups of four it is up to 2 % slower (H200, 2026-11-28). */
     if (g.right < e.rows_k && g.left >= e.rows_q && g.group > 4 && p.keys.tiles > job.chip->multiprocessors)
         p.keys.section = (int)attn_max64(p.keys.section,
                                          attn_min64(L2_SHARE / attn_max64(e.rows_q * (d.D + d.Dv) * 2, 1), 8));

@@ -47,8 +47,8 @@ struct plan {
     int *counter;
 };
 
-/* The plan of a launch that computes the sequences whose keys are split (splits.cuh). Other launches do not set its
- * own members. */
+/* The plan of a launch that computes the sequences whose keys are split (splits.cuh). In other launches the members
+ * that this struct adds are not set, except column_blocks in sm90/wide. */
 struct split_plan : plan {
     bool in_turn;      /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
     int most;          /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
@@ -56,7 +56,8 @@ struct split_plan : plan {
     int column_blocks; /* number of work tiles among which the columns of out are divided */
     float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
                    * block */
-    /* [slot][warp][lane]: `top` and l of the first (x, y) and of the second (z, w) of the lane's two rows */
+    /* [slot][warp][lane], and in sm90/wide [slot][warp][0 or 1][lane]: `top` and l of the first (x, y) and of the
+     * second (z, w) of the lane's two rows */
     float4 *of_row;
     /* factor of out: 1 / (1 - dropout_p) */
     float out_scale;
@@ -217,7 +218,7 @@ struct forward_job {
     char *memory;       /* scratch memory with the offsets `place` */
     char *split_memory; /* scratch memory of launch_splits(), if the keys of some sequences are split */
     layout place;
-    /* If the keys of only some sequences are split: the rule that splits them. */
+    /* The rule that splits the keys of sequences. A launch for the other sequences skips those that it splits. */
     split_rule splits = NO_SPLITS;
 };
 

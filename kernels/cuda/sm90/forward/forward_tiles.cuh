@@ -13,7 +13,7 @@
  * then computed one by one (repair_own_rows).
  *
  * A row's bits depend on BN and the order of the tiles. Both are fixed by the head size, the options, the masks and the
- * sequence's own Sk. */
+ * sequence's own Sk. Where keys are split, the bits also depend on the length of the splits (split_rule.h). */
 #ifndef ATTN_SM90_FORWARD_TILES_CUH
 #define ATTN_SM90_FORWARD_TILES_CUH
 

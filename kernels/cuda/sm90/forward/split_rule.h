@@ -2,8 +2,8 @@
  * rows over many keys give work to all multiprocessors.
  *
  * A row's bits depend on the length of the splits. The length follows from the sequence's own numbers of queries and
- * keys, the heads of a group, the window and the head sizes. It does not depend on the number of key/value heads (a
- * long problem may be computed in parts with fewer heads), the batch, or the number of multiprocessors. */
+ * keys, the heads of a group, the window, the head sizes and the options. It does not depend on the number of key/value
+ * heads (a long problem may be computed in parts with fewer heads), the batch, or the number of multiprocessors. */
 #ifndef ATTN_SM90_SPLIT_RULE_H
 #define ATTN_SM90_SPLIT_RULE_H
 

@@ -1,5 +1,5 @@
-/* splits.cuh: work tiles that have only a split (a part) of the keys that their rows see, the sum of the results, and
- * the plan.
+/* splits.cuh: work tiles that have only a split (a part) of the keys that their rows see, the sum of their results, and
+ * the host's functions that choose splits, work tiles and scratch memory.
  *
  * A split's result is O, not divided by l, and `top` and l for each row; the exponentials in O and l are divided by
  * 2^top. Either each split is a work tile, and the kernel merge_splits() adds the results. Or, with in_turn, a work
@@ -185,11 +185,15 @@ template <int CHANNELS> DEVICE void repair_split_row(const split_plan &p, const 
 enum { MERGE_COLUMNS = 32 }; /* number of columns of out that a warp of merge_splits computes */
 
 /* Adds the results of the splits (parts of the keys) of 16 rows, and stores out of these rows. A block has the COLUMNS
- * columns of a work tile, and each of its warps has MERGE_COLUMNS columns. BM, BN, FLAGS: rows, keys and flags
- * (plan::nonfinite) of a work tile. column_blocks: split_plan::column_blocks. has_flags: whether these flags were
- * written. LINE: numbers of a warp in split_plan::of_row. If a result is not finite, all threads call
- * leave(x, row, tile): `row` is the first of the 16 rows in work tile x, and `tile` is the number of the work tile of
- * the first split. */
+ * columns of a work tile, and each of its warps has MERGE_COLUMNS columns.
+ *
+ *   BM, BN, FLAGS   rows, keys and flags (plan::nonfinite) of a work tile
+ *   LINE            number of float4 of a warp in split_plan::of_row
+ *   column_blocks   split_plan::column_blocks
+ *   has_flags       whether the work tiles have written their flags
+ *
+ * If a result is not finite, all threads call leave(x, row, tile): `row` is the first of the 16 rows in work tile x,
+ * and `tile` is the number of the work tile of the first split. */
 template <typename T, int BM, int BN, int FLAGS, int COLUMNS, int LINE, class F>
 DEVICE void merge_splits_of_rows(const split_plan &p, int column_blocks, bool has_flags, F leave)
 {
@@ -339,7 +343,8 @@ bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int6
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
 }
 
-/* Places the sums of x.slots work tiles of `rows` rows and `columns` columns. */
+/* Places the sums of x.slots work tiles of `rows` rows and `columns` columns. split_plan::of_row has 64 float4 for each
+ * warp, because sm90/wide has two places per warp. */
 void place_sums(split_layout &x, int rows, int columns)
 {
     const int64_t warps = rows / 16;

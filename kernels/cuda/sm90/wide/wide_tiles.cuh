@@ -565,8 +565,8 @@ template <typename T, class X, int W> struct wide_consumer {
         x.l[1] = l[LEFT][thread].y + l[RIGHT][thread].y;
     }
 
-    /* Returns whether scores and sums of row `half` of the thread's two rows are finite, and its numbers of O are;
-     * zero: 0, or NaN if a number of O is not finite. */
+    /* Returns whether the scores, the sum and the numbers of O of row `half` of the thread's two rows are finite. zero:
+     * 0 if the numbers of O are finite, otherwise NaN. */
     DEVICE bool is_sound(const row_ends &ends, float zero, const work_tile &t, int half) const
     {
         return zero == 0 && x.l[half] - x.l[half] == 0 &&
