@@ -300,9 +300,9 @@ static double rounded_up(double x, double to)
  * compute capability 8.x they also compute float32 problems with narrower heads. */
 static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims *d)
 {
-    const bool narrow = plan->problem->q.dtype != ATTN_F32 || plan->problem->op == ATTN_OP_OBSERVE ||
-                        plan->kernel->head_dim <= WIDE_COLUMNS;
-    return r->family == GENERIC && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS || !narrow);
+    const bool takes_wide_floats = plan->problem->q.dtype == ATTN_F32 && plan->problem->op != ATTN_OP_OBSERVE &&
+                                   plan->kernel->head_dim > WIDE_COLUMNS;
+    return r->family == GENERIC && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS || takes_wide_floats);
 }
 
 /* How many times as long a float32 column takes in the generic kernels for wide heads as in those for head sizes up to

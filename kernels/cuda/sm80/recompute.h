@@ -66,8 +66,9 @@ static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, co
         const cuda_kernel *const kernel = *next;
         if (compute < kernel->least_compute || compute > kernel->most_compute) continue;
         if (strstr(kernel->takes.name, "decode")) continue;
-        /* The float32 kernels for wide heads add up scores in another order than those for head sizes up to
-         * TILE_HEAD_DIM. A backward would then find other P than its forward. */
+        /* The float32 kernels for wide heads add up scores in another order than f32_forward. If their backward used
+         * f32_forward, it would find other P. The backward of simple.cu, which also takes wide heads, does not use
+         * f32_forward either. */
         if (is_float32 && backward->kernel->head_dim > TILE_HEAD_DIM && kernel->takes.head_dim <= TILE_HEAD_DIM)
             continue;
         const bool wide = kernel->takes.features & ATTN_OPTION_BIT(OUT_DTYPE);

@@ -75,7 +75,7 @@ template <class X, gradient G, bool SCORE_MODS> struct shared {
         options[WARPS];
     /* lse and delta of the queries of the current tile; only blocks that compute dk or dv use this member */
     row_values values;
-    /* with float32, for the same queries: one_key_of() */
+    /* float32 only: one_key_of() of the tile's queries */
     static const bool FLOATS = is_float<typename X::T>;
     float one_key[FLOATS ? X::TILE : 1];
     block_place place;

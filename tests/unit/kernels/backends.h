@@ -27,6 +27,8 @@ bool is_ours(void);
 /* Returns whether the backend under test and the reference backend agree on the problem. Returns true without a test if
  * another process tests the problem, or the backend has no kernel for it. */
 bool agrees(const struct spec *s);
+/* Checks that all problems of the list, each with its own operation, agree with the reference backend. */
+void assert_all_agree(const struct spec *list, size_t count);
 
 #define assert_outputs_equal(a, b)                     \
     do {                                               \

@@ -159,11 +159,8 @@ void test_keys_of_a_chunk_agree_with_the_reference(void **state)
         SPEC(BACK, .name = "a backward without out", SIZES(40, 2300, 64), HEADS(2, 1), BF16, .causal = true),
     };
     /* clang-format on */
-    int failed = 0;
     (void)state;
-    for (size_t n = 0; n < ARRAY_SIZE(chunks); n++)
-        if (!agrees(&chunks[n])) failed++;
-    assert_int_equal(failed, 0);
+    assert_all_agree(chunks, ARRAY_SIZE(chunks));
 }
 
 /* Results that are finite must not be computed again, row by row. The emulator refuses such repairs in tests named
@@ -180,11 +177,8 @@ void test_scores_of_a_chunk_need_no_repair(void **state)
         SPEC(.name = "head size 320, several sequences", .B = 6, SIZES(24, 1200, 320), HEADS(2, 1), F16),
     };
     /* clang-format on */
-    int failed = 0;
     (void)state;
-    for (size_t n = 0; n < ARRAY_SIZE(chunks); n++)
-        if (!agrees(&chunks[n])) failed++;
-    assert_int_equal(failed, 0);
+    assert_all_agree(chunks, ARRAY_SIZE(chunks));
 }
 
 /* Problems in one call must have the same bits as alone, even if the GPU starts a kernel before the previous one has
@@ -515,11 +509,8 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         SPEC(.name = "strided", LATENT(4), .Sq = 2, .Sk = 100, BF16, .strided = true),
         SPEC(.name = "sinks and a softcap", LATENT(4), .Sq = 2, .Sk = 100, BF16, .sinks = 1, .softcap = 10),
     };
-    int failed = 0;
     (void)state;
-    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
-        if (!agrees(&cases[n])) failed++;
-    assert_int_equal(failed, 0);
+    assert_all_agree(cases, ARRAY_SIZE(cases));
 
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {

@@ -477,11 +477,8 @@ static const struct spec length_cases[] = {
 
 void test_huge_scores_and_values_agree_with_the_reference(void **state)
 {
-    int failed = 0;
     (void)state;
-    for (size_t i = 0; i < ARRAY_SIZE(huge_cases); i++)
-        if (!agrees(&huge_cases[i])) failed++;
-    assert_int_equal(failed, 0);
+    assert_all_agree(huge_cases, ARRAY_SIZE(huge_cases));
 }
 
 void test_the_largest_numbers_of_float32_agree_with_the_reference(void **state)

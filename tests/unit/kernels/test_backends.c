@@ -74,6 +74,14 @@ bool agrees(const struct spec *s)
     return !is_ours() || !is_taken(s) || spec_agrees(&bench, s);
 }
 
+void assert_all_agree(const struct spec *list, size_t count)
+{
+    int failed = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!agrees(&list[i])) failed++;
+    assert_int_equal(failed, 0);
+}
+
 /* ---- The list of tests, and which of them run -------------------------------------------------------------------- */
 
 static size_t matching(const char *pattern, const struct CMUnitTest *tests, size_t count)

@@ -51,7 +51,7 @@ const shape_row &shape_of(const attn_dims &d, bool splits)
     return *x;
 }
 
-/* Returns the rule by which keys are split. With four key/value heads, 32 work tiles of each fill the 132
+/* Returns the rule by which keys are split. With four key/value heads, 33 work tiles of each fill the 132
  * multiprocessors of an H100. */
 split_rule splits_of(const attn_plan *plan)
 {
