@@ -389,8 +389,8 @@ typedef struct attn_problem {
      * the random numbers of head h of batch row b by the index dropout_first + b * dropout_heads + h. dropout_heads 0:
      * the problem is not a part, and H is used. */
     int64_t dropout_first, dropout_heads;
-    /* whether a backward must give the same bits each time it runs on one backend; two backends may still give
-     * different bits */
+    /* whether a backward must give the same bits each time it runs on one backend, and give batch rows and heads the
+     * bits that they have alone; two backends may still give different bits */
     bool deterministic;
     attn_observe observe;
 

@@ -78,6 +78,7 @@ void test_edge_cases_agree_with_the_reference(void **state);
 void test_lengths_agree_with_the_reference(void **state);
 void test_lengths_do_not_need_the_slowest_kernel(void **state);
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state);
+void test_options_together_do_not_need_generic_kernels_on_hopper(void **state);
 void test_grid_agrees_with_the_reference(void **state);
 void test_random_problems_agree_with_the_reference(void **state);
 /* Tests in backends_wide.c: */
@@ -130,6 +131,7 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state);
 void test_a_family_that_is_asked_for_computes_both_ways(void **state);
 void test_the_number_of_threads_does_not_change_a_bit(void **state);
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state);
+void test_gradients_of_few_tiles_of_keys_agree_with_the_reference(void **state);
 void test_repeats_give_the_same_bits(void **state);
 void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state);
 void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state);

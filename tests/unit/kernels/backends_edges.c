@@ -631,6 +631,37 @@ void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
     }
 }
 
+/* On Hopper GPUs, 16-bit problems must run on kernels for Hopper, whichever options they combine. For head sizes above
+ * 256, the Hopper forward does not compute bias, keep_mask and dropout. */
+void test_options_together_do_not_need_generic_kernels_on_hopper(void **state)
+{
+    static const int64_t head_sizes[] = { 64, 128, 192, 256, 320 };
+    const attn_capabilities *const can = attn_device_capabilities(bench.device);
+    bool hopper = false;
+    (void)state;
+    for (int n = 0; n < can->kernel_count; n++) hopper |= strcmp(can->kernels[n]->name, "sm90") == 0;
+    if (!hopper || getenv("ATTN_CUDA_FAMILY")) return;
+    for (int n = 0; n < 2 << 8; n++)
+        for (size_t size = 0; size < ARRAY_SIZE(head_sizes); size++) {
+            struct spec s = SPEC(BF16, .op = n % 2 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD,
+                                 SIZES(70, 70, head_sizes[size]), HEADS(2, 1));
+            struct fixture f;
+            attn_plan plan;
+            attn_error err = { 0 };
+            s.bias = n & 2 ? 3 : 0, s.keep_mask = n & 4 ? 5 : 0, s.keep = 0.5, s.dropout_p = n & 8 ? 0.1 : 0;
+            s.alibi = n & 16 ? 1 : 0, s.softcap = n & 32 ? 30 : 0, s.mask_bounds = n & 64 ? 2 : 0, s.mask_heads = 1;
+            s.seqlens_k = n & 128, s.any_order = n & 256;
+            if (s.op == ATTN_OP_FORWARD && s.D > 256 && (s.bias || s.keep_mask || s.dropout_p > 0)) continue;
+            fixture_make(&f, &s);
+            assert_int_equal(attn_plan_make(can, &f.p, &plan, &err), ATTN_OK);
+            if (strncmp(plan.kernel->name, "sm90", 4) != 0) {
+                spec_print(stderr, &s);
+                fail_msg("is computed by %s", plan.kernel->name);
+            }
+            fixture_clear(&f);
+        }
+}
+
 /* ---- Tests of random problems ------------------------------------------------------------------------------------ */
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count)

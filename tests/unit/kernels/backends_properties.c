@@ -175,6 +175,53 @@ void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
+/* Hopper's backward kernels divide the work for a tile of keys among several blocks if there are few tiles of keys:
+ * each block has some query heads of the group, or some tiles of queries. */
+void test_gradients_of_few_tiles_of_keys_agree_with_the_reference(void **state)
+{
+    /* clang-format off: each row of the table stays on one line */
+    static const struct spec cases[] = {
+        SPEC(.name = "four heads to one", SIZES(200, 100, 64), HEADS(4, 1), BACK, BF16, .any_order = true),
+        SPEC(.name = "six heads to one, D 128", SIZES(130, 120, 128), HEADS(6, 1), BACK, F16, .any_order = true,
+             .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(.name = "four heads to one, D 256", SIZES(200, 60, 256), HEADS(4, 1), BACK, BF16, .any_order = true),
+        SPEC(.name = "one head", SIZES(600, 100, 128), HEADS(1, 1), BACK, BF16, .any_order = true),
+        SPEC(.name = "one head, causal", SIZES(500, 250, 64), HEADS(1, 1), BACK, F16, .any_order = true, .causal = true,
+             .alignment = ATTN_TOP_LEFT, .dlse = true),
+        SPEC(.name = "one head, D 192, Dv 128", SIZES(600, 60, 192), .Dv = 128, HEADS(1, 1), BACK, BF16,
+             .any_order = true, .float_grads = 7),
+        SPEC(.name = "two heads to one, window", SIZES(700, 60, 64), HEADS(2, 1), BACK, BF16, .any_order = true,
+             WINDOW(400, 300)),
+        SPEC(.name = "batch, lengths", .B = 2, SIZES(400, 120, 128), HEADS(4, 1), BACK, F16, .any_order = true,
+             .seqlens_k = true, .seqlens_q = true, .poison_unseen = true, .float_grads = 2),
+        SPEC(.name = "batch, lengths, D 256", .B = 2, SIZES(300, 60, 256), HEADS(2, 1), BACK, BF16, .any_order = true,
+             .seqlens_k = true, .poison_unseen = true),
+        SPEC(.name = "packed, gaps", .sequences = 3, .q_lengths = { 300, 0, 90 }, .k_lengths = { 90, 20, 30 },
+             .gaps = 20, HEADS(4, 1), BACK, BF16, .any_order = true, .D = 64, .Dv = 64, .poison_unseen = true),
+        SPEC(.name = "packed, D 256", .sequences = 2, .q_lengths = { 300, 90 }, .k_lengths = { 50, 30 }, HEADS(4, 2),
+             BACK, F16, .any_order = true, .D = 256, .Dv = 256),
+        SPEC(.name = "FlashMask", SIZES(400, 120, 64), HEADS(4, 1), BACK, BF16, .any_order = true, .mask_bounds = 4,
+             .mask_heads = 2),
+        SPEC(.name = "FlashMask, one head", SIZES(700, 120, 128), HEADS(1, 1), BACK, F16, .any_order = true,
+             .mask_bounds = 2, .mask_heads = 1, .mask_kind = MASK_DOCUMENT),
+        SPEC(.name = "bias and keep_mask", SIZES(300, 120, 128), HEADS(4, 1), BACK, F16, .any_order = true, .bias = 5,
+             .bias_hidden = 0.1, .keep_mask = 8, .keep = 0.6),
+        SPEC(.name = "dropout and ALiBi", SIZES(500, 100, 64), HEADS(2, 1), BACK, BF16, .any_order = true, .alibi = 1,
+             .dropout_p = 0.2, .seed = 3),
+        SPEC(.name = "softcap and sinks", SIZES(300, 120, 128), HEADS(2, 1), BACK, BF16, .any_order = true,
+             .softcap = 20, .sinks = 1),
+        SPEC(.name = "a key is NaN", SIZES(300, 100, 64), HEADS(4, 1), BACK, BF16, .any_order = true, .poison = 1,
+             WINDOW(100, 50)),
+        SPEC(.name = "a value is infinite, D 256", SIZES(300, 60, 256), HEADS(2, 1), BACK, F16, .any_order = true,
+             .poison = 2, WINDOW(100, 50)),
+        SPEC(.name = "dk alone is infinite", SIZES(300, 100, 128), HEADS(2, 1), BACK, F16, .any_order = true,
+             .q_amp = 3e4),
+    };
+    /* clang-format on */
+    (void)state;
+    assert_all_agree(cases, ARRAY_SIZE(cases));
+}
+
 void test_repeats_give_the_same_bits(void **state)
 {
     (void)state;

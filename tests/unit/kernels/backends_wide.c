@@ -32,7 +32,7 @@ static struct spec random_wide_spec(uint64_t seed)
 /* clang-format off: each row of the table stays on one line */
 
 /* These problems run forward, and without float8 and pages also backward. Hopper's backward kernel for wide heads also
- * computes head sizes from 129 to 256 if the problem has options. */
+ * computes smaller heads with options that the other kernels do not take. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),
@@ -88,6 +88,17 @@ static const struct spec wide_cases[] = {
          .dropout_p = 0.3, .seed = 6),
     SPEC(.name = "NaN at the end, packed, softcap", .sequences = 2, .q_lengths = { 100, 60 }, .k_lengths = { 100, 90 },
          .D = 264, .Dv = 264, BF16, HEADS(2, 1), .softcap = 30, .poison = 1),
+    SPEC(.name = "bias, D 256", SIZES(140, 300, 256), BF16, HEADS(2, 1), .bias = 8, .bias_dtype = ATTN_BF16,
+         .bias_hidden = 0.1, .causal = true),
+    SPEC(.name = "bias and softcap, D 64", .B = 2, SIZES(140, 300, 64), F16, HEADS(4, 2), .bias = 5, .softcap = 20,
+         .alibi = 1, .dropout_p = 0.1, .seed = 8),
+    SPEC(.name = "FlashMask and bias, D 40", SIZES(140, 300, 40), BF16, HEADS(2, 1), .bias = 5, .mask_bounds = 2,
+         .mask_heads = 1, .causal = true),
+    SPEC(.name = "lengths, keep_mask and dropout, D 128", .B = 3, SIZES(140, 300, 128), BF16, HEADS(2, 1),
+         .seqlens_k = true, .seqlens_q = true, .keep_mask = 8, .keep = 0.6, .dropout_p = 0.3, .seed = 2,
+         .poison_unseen = true),
+    SPEC(.name = "lengths, bias, D 96", .B = 2, SIZES(140, 300, 96), F16, HEADS(2, 1), .seqlens_k = true, .bias = 6,
+         .poison_unseen = true),
     SPEC(.name = "rows of odd strides", .Sq = 40, .Sk = 70, .D = 301, .Dv = 515, F16, HEADS(2, 1), .strided = true),
     SPEC(.name = "pages", .B = 2, SIZES(20, 96, 512), PAGES(16), HEADS(2, 1), BF16, .causal = true),
     SPEC(.name = "pages of 7 float8 keys", .B = 2, SIZES(20, 70, 512), PAGES(7), HEADS(2, 1), BF16, .fp8_keys = true,

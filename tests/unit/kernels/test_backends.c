@@ -98,6 +98,7 @@ int main(void)
         cmocka_unit_test(test_lengths_agree_with_the_reference),
         cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
         cmocka_unit_test(test_options_of_pairs_do_not_need_a_slower_kernel_than_none),
+        cmocka_unit_test(test_options_together_do_not_need_generic_kernels_on_hopper),
         cmocka_unit_test(test_gradients_of_options_agree_with_the_reference),
         cmocka_unit_test(test_huge_scores_and_values_agree_with_the_reference),
         cmocka_unit_test(test_the_largest_numbers_of_float32_agree_with_the_reference),
@@ -143,6 +144,7 @@ int main(void)
         cmocka_unit_test(test_slopes_in_bfloat16_are_as_exact_as_other_sums),
         cmocka_unit_test(test_a_shared_prefix_does_not_change_a_bit),
         cmocka_unit_test(test_gradients_of_several_tiles_agree_with_the_reference),
+        cmocka_unit_test(test_gradients_of_few_tiles_of_keys_agree_with_the_reference),
     };
     const struct CMUnitTest properties[] = {
         cmocka_unit_test(test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything),

@@ -10,6 +10,7 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm80/backward_steps.h"
+#include "kernels/cuda/sm90/backward/key_parts.cuh"
 #include "kernels/cuda/sm90/layer/masks.cuh"
 #include "kernels/cuda/sm90/layer/pipeline.cuh"
 #include "kernels/cuda/sm90/layer/products.cuh"
@@ -25,15 +26,17 @@ struct maps {
     CUtensorMap Q, K, V, dO;
 };
 
-/* The tile of keys that a block works on, and the query tiles that see any of these keys. */
+/* The part of a tile of keys that a block works on (key_parts.cuh), and the query tiles of the part. */
 struct block_place {
     attn_sequence s;
     int t; /* number of this tile of keys in the order in which blocks claim tiles */
-    /* index of the key/value head, counted over all batch rows (a packed problem has one batch row) */
+    /* index of the part's group of query heads, counted over all batch rows (a packed problem has one batch row) */
     int head;
     int b, hk, j0;
+    int h;           /* the part's first query head */
+    int to;          /* index of the head in the tensors dk and dv; if there are parts, each has a head of its own */
     int rows;        /* number of rows of dk and dv to write, including rows of padding, which get zeros */
-    int first, last; /* query tiles `first` to `last` - 1 see at least one of the tile's keys */
+    int first, last; /* query tiles `first` to `last` - 1 of the part see at least one of the tile's keys */
     /* the query tile with which the block begins; after tile last - 1 it continues with tile `first` */
     int begin;
     key_band band;
@@ -65,16 +68,21 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
     return s;
 }
 
-/* Fills x for the key/value head and the tile of keys in `at`. x is passed by reference, because the calling thread has
- * few registers. */
+/* Fills x for the part and the tile of keys in `at`; at.head counts each part of a key/value head. group: number of
+ * query heads of a part. x is passed by reference, because the calling thread has few registers. The query tiles are
+ * those of all ranges (see take_part()). */
 template <class X, bool PADDING = true>
-DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
+DEVICE void find_key_place(block_place &x, const cuda_args &a, const key_parts &parts, int group, const head_tile &at)
 {
     const attn_geometry &g = a.g;
+    const int groups = (int)g.dims.Hk * parts.heads;
     int tile = at.tile;
-    x.head = at.head;
-    x.b = at.head / (int)g.dims.Hk;
-    x.hk = at.head - x.b * (int)g.dims.Hk;
+    x.head = at.head >> parts.log2_of_ranges;
+    x.b = x.head / groups;
+    x.to = at.head - (x.b * groups << parts.log2_of_ranges);
+    x.hk = x.to >> parts.log2_of_ranges;
+    x.h = x.hk * group;
+    if (parts.heads > 1) x.hk /= parts.heads;
     if (g.dims.packed) {
         x.b = sequence_of_tile(g.cu_k, g.dims.B, X::BN, 1, tile);
         tile -= g.cu_k[x.b] / X::BN + x.b;
@@ -94,10 +102,19 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &
     x.first = x.begin = first;
     x.last = last;
 }
-template <class X> DEVICE block_place key_place_of(const cuda_args &a, const head_tile &at)
+/* Reduces x's query tiles to those of its part. */
+DEVICE void take_part(block_place &x, const key_parts &parts)
+{
+    const int shift = parts.log2_of_ranges, n = x.to & ((1 << shift) - 1), all = x.tiles();
+    x.last = x.first + (all * (n + 1) >> shift);
+    x.first = x.begin = x.first + (all * n >> shift);
+}
+template <class X>
+DEVICE block_place key_place_of(const cuda_args &a, const key_parts &parts, int group, const head_tile &at)
 {
     block_place x;
-    find_key_place<X>(x, a, at);
+    find_key_place<X>(x, a, parts, group, at);
+    take_part(x, parts);
     return x;
 }
 

@@ -38,13 +38,12 @@ template <class X> struct shared_keys {
 template <class X>
 DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, const maps &m, const block_place &x)
 {
-    const int group = (int)a.g.group;
     if (x.first == x.last) return;
     const tma_place keys = { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
     ring<X::STAGES> at;
     load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
     bool begun = false;
-    for (int h = x.hk * group; h < (x.hk + 1) * group; h++)
+    for (int h = x.h; h < x.h + p.group; h++)
 #pragma unroll 1
         for (int tile = x.first; tile < x.last; tile++, at.next()) {
             load_Q<X>(sm, a, p.scratch, m, x, at, h, tile);
@@ -99,8 +98,8 @@ template <typename T, class X> struct half_of_keys {
     ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
-        : a(a_), p(p_), sm(sm_), x(x_), me(w), rounds(x_.tiles() * (int)a_.g.group), tile(x_.first),
-          h((x_.b * (int)a_.g.dims.Hk + x_.hk - p_.part * p_.keys.heads) * (int)a_.g.group)
+        : a(a_), p(p_), sm(sm_), x(x_), me(w), rounds(x_.tiles() * p_.group), tile(x_.first),
+          h(x_.b * (int)a_.g.dims.H + x_.h - p_.part * p_.queries.heads)
     {
     }
 
@@ -149,7 +148,7 @@ template <typename T, class X> struct half_of_keys {
         const bool any = __any_sync(0xffffffff, !finish_rows(sums, factors));
         if (me.lane == 0) p.nonfinite[t * 8 + me.w * 4 + me.warp] = any;
         if (view.data)
-            store_gradient<T, N>(view, attn_at(&view, x.b, x.hk, x.s.k_start + x.j0 + row), x.rows - row, (int)width,
+            store_gradient<T, N>(view, attn_at(&view, x.b, x.to, x.s.k_start + x.j0 + row), x.rows - row, (int)width,
                                  sums, staging + row * N, me.lane);
     }
 };
@@ -334,6 +333,11 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
 
 /* ---- Blocks of keys: the kernel ---------------------------------------------------------------------------------- */
 
+DEVICE head_tile key_tile_of(const plan &p, int t)
+{
+    return tile_of_parts(p.keys, p.heads << p.tile_parts.log2_of_ranges, t);
+}
+
 template <typename T, class X, bool KEEP>
 __global__ void __launch_bounds__(X::THREADS, 1)
     backward_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p, const __grid_constant__ maps m)
@@ -352,7 +356,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         mbarrier_init(smem_addr(&sm.V_full), 1);
         fence_mbarrier_init();
     }
-    if (threadIdx.x == 32) sm.place = key_place_of<X>(a, tile_of_parts(p.keys, p.heads, t));
+    if (threadIdx.x == 32) sm.place = key_place_of<X>(a, p.tile_parts, p.group, key_tile_of(p, t));
     __syncthreads();
     wait_for_prerequisites();
     const block_place &x = sm.place;
@@ -376,7 +380,7 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
     for_flagged_warps(
         p.heads * p.keys.per_head * 8, [&](int n) { return p.nonfinite[n]; },
         [&](int n, uint32_t) {
-            repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, tile_of_parts(p.keys, p.heads, n / 8)), n % 8);
+            repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, p.tile_parts, p.group, key_tile_of(p, n / 8)), n % 8);
         });
 }
 
@@ -418,31 +422,58 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored. */
-struct kept_part {
-    int64_t heads, width, bytes;
+/* How a problem is divided. parts: the parts of a tile of keys. heads: number of groups of query heads (those of a part
+ * of a tile of keys) whose dS is in memory at the same time; 0: dS is not stored. The workspace after the memory of
+ * begin_backward() has, at these offsets in bytes: dS, flags (a byte for each warp of each block) and the terms of dK
+ * and dV. */
+struct division {
+    key_parts parts;
+    int64_t heads, width;
+    int64_t flags, terms, bytes;
 };
-kept_part kept_part_of(const attn_plan *plan)
+
+/* Chooses the heads whose dS is in memory at the same time, and bytes for dS (`flags`). */
+void divide_heads(const attn_plan *plan, division &x)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
-    if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
-    const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
+    if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return;
+    const int64_t width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
-    if (tiles > fit || tiles * g.group > fit) return {};
-    const int64_t most = attn_min64(fit / (tiles * g.group), heads);
-    const int64_t even = attn_tiles(heads, attn_tiles(heads, most));
-    return { even, width, even * tiles * g.group * KEPT_TILE * 2 };
+    /* the fewest parts, each with at most as many query heads as dS fits in memory for */
+    int parts = x.parts.heads;
+    while (parts < g.group && (g.group % parts || tiles > fit / (g.group / parts))) parts++;
+    if (tiles > fit / (g.group / parts)) return;
+    x.parts.heads = parts;
+    const int64_t heads = d.B * d.Hk * parts, part = tiles * (g.group / parts), most = attn_min64(fit / part, heads);
+    x.heads = attn_tiles(heads, attn_tiles(heads, most));
+    x.width = width;
+    x.flags = x.heads * part * KEPT_TILE * 2;
+}
+
+division division_of(const cuda_chip *chip, const attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    const auto parts_of = [&](int64_t heads) { return key_parts_of(chip, plan, KEYS, QUERY_TILE, heads); };
+    const int64_t heads = extent_of(d).B * d.Hk;
+    division x = {};
+    x.parts = { 1, 0 };
+    divide_heads(plan, x);
+    /* x.heads counts groups of query heads; a launch computes as many key/value heads */
+    if (x.parts.heads == 1) x.parts = parts_of(x.heads ? x.heads : heads);
+    if (x.parts.heads > 1) divide_heads(plan, x);
+    x.terms = (x.flags + (key_blocks_of(d) * x.parts.count() + query_blocks_of(d)) * 8 + 127) / 128 * 128;
+    x.bytes = x.terms + terms_bytes(plan, x.parts);
+    return x;
 }
 
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    backward_run run = {};
-    kept_part kept;
-    /* memory of the kernels of this file in the workspace: dS, and one flag (a byte) for each warp of each block */
-    uint8_t *own;
+    backward_run run;
+    division by;
+    uint8_t *own; /* memory of the kernels of this file in the workspace (struct division) */
 };
 
 plan plan_of(const backward_job &job)
@@ -452,47 +483,55 @@ plan plan_of(const backward_job &job)
     const extent e = extent_of(d);
     const bool uneven = g.right < e.rows_k || g.left < e.rows_q || job.run.args.ends_of_queries ||
                         job.run.args.ends_of_keys;
-    const int64_t heads = e.B * d.Hk, part = job.kept.heads ? job.kept.heads : heads;
+    const key_parts &parts = job.by.parts;
+    const int64_t group = g.group / parts.heads, heads = e.B * d.H / group, part = job.by.heads ? job.by.heads : heads;
     plan p;
-    p.keys = tile_order_of(key_tiles_per_head(d, KEYS), part, e.rows_q * g.group * (d.D + d.Dv) * 2, uneven);
+    p.tile_parts = parts;
+    p.group = (int)group;
+    p.keys = tile_order_of(key_tiles_per_head(d, KEYS), part << parts.log2_of_ranges,
+                           e.rows_q * group * (d.D + d.Dv) * 2, uneven);
     /* With many query heads per key/value head, a section (heads whose work tiles are ordered together) would be one
      * key/value head, and the last tiles of a causal mask would be long. So up to eight heads form a section, if Q and
      * dO of one query head of each fit into the L2 cache. With groups of eight heads and 4096 positions, this takes
      * 0.77 to 0.81 times the time; with groups of four it is up to 2 % slower (H200, 2026-11-28). */
-    if (g.right < e.rows_k && g.left >= e.rows_q && g.group > 4 && p.keys.tiles > job.chip->multiprocessors)
+    if (g.right < e.rows_k && g.left >= e.rows_q && group > 4 && p.keys.tiles > job.chip->multiprocessors)
         p.keys.section = (int)attn_max64(p.keys.section,
                                          attn_min64(L2_SHARE / attn_max64(e.rows_q * (d.D + d.Dv) * 2, 1), 8));
-    p.queries = tile_order_of(query_tiles_per_head(d, QUERIES), part * g.group, e.rows_k * (d.D + d.Dv) * 2, uneven);
+    p.queries = tile_order_of(query_tiles_per_head(d, QUERIES), part * group, e.rows_k * (d.D + d.Dv) * 2, uneven);
     p.heads = (int)heads;
     p.parts = (int)attn_tiles(heads, part);
     p.part = 0;
-    p.kept = { job.kept.heads ? (uint16_t *)job.own : nullptr, (int)job.kept.width,
+    p.kept = { job.by.heads ? (uint16_t *)job.own : nullptr, (int)job.by.width,
                (int)query_tiles_per_head(d, QUERY_TILE) };
     p.scratch = job.run.scratch;
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
-    p.nonfinite = job.own + job.kept.bytes;
-    p.nonfinite_queries = p.nonfinite + key_blocks_of(d) * 8;
+    p.nonfinite = job.own + job.by.flags;
+    p.nonfinite_queries = p.nonfinite + key_blocks_of(d) * parts.count() * 8;
     return p;
 }
 
 template <auto kernel, class X>
-cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m, int64_t blocks, size_t shared_bytes)
+cudaError_t launch_blocks(const backward_job &job, const cuda_args &a, const plan &p, const maps &m, int64_t blocks,
+                          size_t shared_bytes)
 {
     const cudaError_t code = allow_shared<kernel>(shared_bytes);
     if (code != cudaSuccess) return code;
-    return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
+    return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, a, p, m);
 }
 
-/* Divides the heads into parts. For each part, blocks of keys store dS, and then blocks of queries read it. */
-template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
+/* Divides the heads into parts. For each part, blocks of keys store dS, and then blocks of queries read it. `a` has the
+ * views of dk and dv to which blocks of keys write. */
+template <typename T, class X>
+cudaError_t launch_parts(const backward_job &job, const cuda_args &a, plan p, const maps &m)
 {
     cudaError_t code = cudaSuccess;
     for (p.part = 0; p.part < p.parts && code == cudaSuccess; p.part++) {
-        const int64_t heads = attn_min64(p.keys.heads, p.heads - p.part * p.keys.heads);
-        code = launch_blocks<backward_keys<T, X, true>, X>(job, p, m, heads * p.keys.per_head, sizeof(shared_keys<X>));
+        const int64_t heads = attn_min64(job.by.heads, p.heads - p.part * job.by.heads);
+        code = launch_blocks<backward_keys<T, X, true>, X>(
+            job, a, p, m, (heads << p.tile_parts.log2_of_ranges) * p.keys.per_head, sizeof(shared_keys<X>));
         if (code == cudaSuccess)
-            code = launch_blocks<queries_of_kept<T, X>, X>(job, p, m, heads * job.run.args.g.group * p.queries.per_head,
+            code = launch_blocks<queries_of_kept<T, X>, X>(job, a, p, m, heads * p.group * p.queries.per_head,
                                                            sizeof(shared_kept<X>));
     }
     return code;
@@ -502,25 +541,30 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 {
     const attn_geometry &g = job.run.args.g;
     const bool of_keys = g.view[ATTN_T_dk].data || g.view[ATTN_T_dv].data, of_queries = g.view[ATTN_T_dq].data;
+    const bool divided = job.by.parts.count() > 1;
+    cuda_args a = job.run.args;
+    parts_sum sum;
     plan p = plan_of(job);
     maps m;
+    if (divided) divide_keys(a, job.by.parts, (float *)(job.own + job.by.terms), job.run.scratch.s, sum);
     const auto repair = [&](auto kernel) {
         return launch_dependent(kernel, job.chip->multiprocessors, 128, 0, job.stream, job.run.args, p);
     };
     cudaError_t code = cudaSuccess;
     if (!make_maps<X>(m, g)) return cudaErrorInvalidValue;
-    if (p.kept.tiles) code = launch_parts<T, X>(job, p, m);
+    if (p.kept.tiles) code = launch_parts<T, X>(job, a, p, m);
     else {
         take_share(job.chip, p.keys);
         take_share(job.chip, p.queries);
         const int keys = p.keys.end - p.keys.first, queries = p.queries.end - p.queries.first;
         if (of_keys && keys)
-            code = launch_blocks<backward_keys<T, X, false>, X>(job, p, m, keys, sizeof(shared_keys<X>));
+            code = launch_blocks<backward_keys<T, X, false>, X>(job, a, p, m, keys, sizeof(shared_keys<X>));
         if (code == cudaSuccess && of_queries && queries)
-            code = launch_blocks<backward_queries<T, X>, X>(job, p, m, queries, sizeof(shared_queries<X>));
+            code = launch_blocks<backward_queries<T, X>, X>(job, a, p, m, queries, sizeof(shared_queries<X>));
     }
     if (!is_last_share(job.chip)) return code;
-    if (code == cudaSuccess && of_keys) code = repair(repair_keys<X>);
+    if (code == cudaSuccess && of_keys)
+        code = divided ? launch_sum<T>(job.chip, job.stream, job.run.args, sum) : repair(repair_keys<X>);
     if (code == cudaSuccess && of_queries) code = repair(repair_queries<X>);
     return code;
 }
@@ -548,14 +592,16 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
     if ((key_blocks_of(d) + query_blocks_of(d)) * 8 >= INT32_MAX) return false;
     const size_t bytes = backward_bytes(chip, plan, false);
     if (bytes == 0) return false;
-    plan->workspace_bytes = bytes + (size_t)(kept_part_of(plan).bytes + (key_blocks_of(d) + query_blocks_of(d)) * 8);
+    plan->workspace_bytes = bytes + (size_t)division_of(chip, plan).bytes;
     return true;
 }
 
 cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
-    backward_job job = { chip, stream, {}, kept_part_of(plan), (uint8_t *)memory + backward_bytes(chip, plan, false) };
+    backward_job job = {
+        chip, stream, {}, division_of(chip, plan), (uint8_t *)memory + backward_bytes(chip, plan, false)
+    };
     cudaError_t code = begin_backward(chip, stream, plan, false, memory, &job.run);
     if (code != cudaSuccess) return code;
     const shape_row *x = shapes;
@@ -566,7 +612,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
         return code == cudaSuccess ? x->launch[plan->problem->q.dtype == ATTN_F16](job) : code;
     };
     const double seconds = tile_seconds(chip, plan);
-    if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
+    if (!job.by.heads) code = in_shares(chip, seconds, tiles);
     /* one launch suffices for a part of the heads, because its dS fits into KEPT_BYTES and it takes only a few
      * milliseconds */
     else if (takes_step(chip, seconds)) code = tiles(chip);

@@ -52,12 +52,14 @@ struct kept_tiles {
 };
 
 /* Parameters of the kernels in this file, besides cuda_args. The heads are divided into parts, which are computed one
- * after the other. */
+ * after the other. A tile of keys may have parts, too (key_parts.cuh): `group` query heads each. */
 struct plan {
-    /* `keys` is the order in which blocks take tiles of keys, and `queries` that for tiles of queries, within one part
-     * of the heads. In packed problems some tiles have no rows. */
+    /* `keys` is the order in which blocks take (parts of) tiles of keys, and `queries` that for tiles of queries,
+     * within one part of the heads. In packed problems some tiles have no rows. */
     tile_order keys, queries;
-    int heads;
+    key_parts tile_parts;
+    int group;
+    int heads; /* number of groups of `group` query heads */
     int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
@@ -99,7 +101,7 @@ struct query_place {
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;
-    const head_tile at = tile_of_parts(p.queries, p.heads * (int)g.group, t);
+    const head_tile at = tile_of_parts(p.queries, p.heads * p.group, t);
     query_place x;
     int tile = p.queries.per_head - 1 - at.tile;
     x.b = at.head / (int)g.dims.H;
@@ -336,7 +338,7 @@ __global__ void __launch_bounds__(128)
     launch_dependents();
     wait_for_prerequisites();
     for_flagged_warps(
-        p.heads * (int)a.g.group * p.queries.per_head * 8, [&](int n) { return p.nonfinite_queries[n]; },
+        p.heads * p.group * p.queries.per_head * 8, [&](int n) { return p.nonfinite_queries[n]; },
         [&](int n, uint32_t) {
             const query_place x = query_place_of(a, p, n / 8);
             const head_args head = head_args_of(a, x.b, x.h);

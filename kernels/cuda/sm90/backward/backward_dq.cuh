@@ -21,7 +21,7 @@ template <typename T, class X> struct dq_writer {
     const plan &p;
     uint16_t *const staging; /* shared memory through which this warp writes dQ: 16 rows of 64 numbers */
     const int lane;
-    int known = -1; /* the newest key/value head whose tiles of keys are known to be done */
+    int known = -1; /* index in plan::done of the newest query heads whose terms of dQ are known to be complete */
 
     DEVICE void run()
     {
@@ -39,7 +39,7 @@ template <typename T, class X> struct dq_writer {
     DEVICE void await_head(int head)
     {
         if (head == known) return;
-        if (lane == 0) wait_until_equal(p.done + head, 2 * p.order.per_head, 1000);
+        if (lane == 0) wait_until_equal(p.done + head, 2 * p.order.per_head << p.tile_parts.log2_of_ranges, 1000);
         __syncwarp();
         known = head;
     }
@@ -47,8 +47,7 @@ template <typename T, class X> struct dq_writer {
     DEVICE void write(int n)
     {
         const query_unit x = query_unit_of<X>(a, n);
-        const int head = (a.g.dims.packed ? 0 : x.b * (int)a.g.dims.Hk) + x.h / (int)a.g.group,
-                  first = x.i0 % QUERY_TILE;
+        const int head = ((a.g.dims.packed ? 0 : x.b * (int)a.g.dims.H) + x.h) / p.group, first = x.i0 % QUERY_TILE;
         const int count = (int)x.s.Sq - x.i0;
         bool finite = true;
         if (count > 0) {

@@ -41,7 +41,7 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARER_SHARE = 4; /* one of every PREPARER_SHARE multiprocessors runs prepare_ahead */
+const int PREPARER_SHARE = 4; /* at least one of every PREPARER_SHARE multiprocessors runs prepare_ahead */
 /* threads of a block; they take so many registers that no second block fits on the multiprocessor */
 const int PREPARER_THREADS = 512;
 
@@ -175,6 +175,7 @@ __global__ void __launch_bounds__(PREPARER_THREADS, 1)
 {
     __shared__ float products[PREPARER_THREADS / 32][UNIT_ROWS<X>];
     const int warp = threadIdx.x / 32, step = (int)gridDim.x * (PREPARER_THREADS / 32);
+    wait_for_prerequisites();
     launch_dependents();
     const preparer<T, X> me = { a, p, products[warp], (int)threadIdx.x % 32 };
     for (int n = warp * (int)gridDim.x + (int)blockIdx.x; n < p.units; n += step) me.prepare(n);

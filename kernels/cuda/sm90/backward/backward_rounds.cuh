@@ -61,21 +61,26 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 /* ---- The plan (parameters of the kernel), and shared memory ------------------------------------------------------ */
 
 struct plan {
-    tile_order order; /* the order in which tiles of keys are claimed; in packed problems some tiles have no rows */
-    int *counter;     /* number of tiles of keys that blocks have claimed */
+    /* The order in which tiles of keys are claimed. Each part of a key/value head counts as a head. In packed problems
+     * some tiles have no rows. */
+    tile_order order;
+    key_parts tile_parts;
+    int group;    /* number of query heads of a part */
+    int *counter; /* number of tiles of keys that blocks have claimed */
     backward_scratch scratch;
     float scale, c; /* the scale of the scores, and c = log2(e) * scale; both are > 0 */
     /* [tile of keys][warp]: 0, or 1 + the number of the block that must recompute the warp's keys */
     uint16_t *nonfinite;
-    /* [key/value head]: number of units of queries (UNIT_ROWS queries of one head) whose delta and lse are computed */
+    /* [query heads of a part]: number of units of queries (UNIT_ROWS queries of one head) whose delta and lse are
+     * computed */
     uint32_t *prepared;
-    /* number of units of queries (UNIT_ROWS queries of one head) of all heads, and of one key/value head */
+    /* number of units of queries (UNIT_ROWS queries of one head) of all heads, and of the query heads of a part */
     int units, units_of_head;
     bool out_in_pieces; /* whether rows of `out`, like those of dO, can be read in pieces of 16 bytes */
     /* [tile of 64 queries][consumer]: state of the sum of dQ (see struct sender); NULL: dQ is not wanted */
     uint32_t *begun;
-    /* [key/value head]: number of terms that have been added to dQ so far; each tile of keys adds two terms, one per
-     * consumer */
+    /* [query heads of a part]: number of terms that have been added to dQ so far; each part of a tile of keys adds two
+     * terms, one per consumer */
     uint32_t *done;
     /* number of units (UNIT_ROWS queries of one head) that warps have claimed; a warp computes dQ of the units that it
      * claims */
@@ -149,11 +154,11 @@ DEVICE head_tile keys_of(const plan &p, int t)
 
 /* ---- The order of a block's rounds (tiles of queries) ------------------------------------------------------------ */
 
-/* Shortens x's range of query tiles: removes tiles at both ends that FlashMask hides in all heads of the group. */
-template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
+/* Shortens x's range of query tiles: removes tiles at both ends that FlashMask hides in all heads of the part. */
+template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
-    const int from = x.hk * group / p.mask.group, to = ((x.hk + 1) * group - 1) / p.mask.group;
+    const int from = x.h / p.mask.group, to = (x.h + p.group - 1) / p.mask.group;
     int first = x.last, last = x.first;
     for (int h = from; h <= to; h++) {
         const attn_mask_extremes e =
@@ -186,8 +191,8 @@ template <class X> struct round_walk {
     int h, tile; /* query head and tile of queries of the current round; h == end: all rounds are done */
     bool bounded, partly_kept;
 
-    DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
-        : p(p_), x(x_), end((x_.hk + 1) * group), h(x_.hk * group), tile(x_.begin), bounded(false), partly_kept(false)
+    DEVICE round_walk(const plan_of<X> &p_, const block_place &x_)
+        : p(p_), x(x_), end(x_.h + p_.group), h(x_.h), tile(x_.begin), bounded(false), partly_kept(false)
     {
         if (x.first == x.last) h = end;
         else if (is_hidden()) next();
@@ -221,11 +226,11 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `parts` to the counter of terms that have been added to dQ of the key/value head. It is also called for tiles of
- * keys without rows, because they are counted too. */
-DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
+/* Adds `terms` to the counter of terms that have been added to dQ of the part's query heads. It is also called for
+ * tiles of keys without rows, because they are counted too. */
+DEVICE void count_done(const plan &p, const block_place &x, uint32_t terms)
 {
-    if (p.begun) add_release(p.done + x.head, parts);
+    if (p.begun) add_release(p.done + x.head, terms);
 }
 
 DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
@@ -280,16 +285,15 @@ template <class X> struct scheduler {
     {
         /* backward.cu gives no problem with padding to variants with options, because the code for padding costs
          * registers. */
-        find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t));
+        find_key_place<X, !X::OPTIONS>(x, a, p.tile_parts, p.group, keys_of(p, t));
         x.t = t;
-        if (hides_tiles()) {
-            trim_by_mask<X>(x, p, (int)a.g.group);
-            x.begin = x.first;
-            if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
-        }
+        if (hides_tiles()) trim_by_mask<X>(x, p);
+        const bool from_first = x.first == 0;
+        take_part(x, p.tile_parts);
+        if (hides_tiles() && !round_walk<X>(p, x).there()) x.last = x.first;
         /* Blocks that see the same queries begin at different query tiles, so that not all wait for the first store of
          * the same sum. */
-        if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
+        if (from_first && x.last > x.first && !p.in_order) x.begin = x.first + x.j0 / X::BM % x.tiles();
     }
 };
 
@@ -318,12 +322,11 @@ template <class X> struct loader {
 
     DEVICE void load(const block_place &x)
     {
-        const int group = (int)a.g.group;
         if (x.first == x.last) return;
         wait_until_equal(p.prepared + x.head, p.units_of_head);
         fence_proxy_async_global();
         const uint32_t before = phase;
-        for (round_walk<X> at(p, x, group); at.there();) {
+        for (round_walk<X> at(p, x); at.there();) {
             const int h = at.h, tile = at.tile;
             if (X::OPTIONS) {
                 const bool bounded = at.bounded, partly_kept = at.partly_kept;
@@ -390,7 +393,7 @@ template <class X> struct sender {
         int unended = -1;
         uint32_t becomes = 0;
 #pragma unroll 1
-        for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
+        for (round_walk<X> at(p, x); at.there(); at.next()) {
             /* At D = 64, a consumer computes dQ of its own 64 queries with all channels. At D = 128, it computes dQ of
              * the tile's 64 queries with 64 of the channels. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;

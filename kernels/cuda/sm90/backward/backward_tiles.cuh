@@ -646,7 +646,7 @@ template <typename T, class X, typename R> struct gradients {
         const int64_t line = x.s.k_start + x.j0 + row;
         uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
         if (!to.data) return;
-        R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
+        R *const rows = (R *)to.data + attn_at(&to, x.b, x.to, line);
         /* Float32 results are stored directly from registers, except in one shape, in which ptxas would spill
          * registers. */
         if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
@@ -792,7 +792,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void run()
     {
         for (ring<2> at; next_tile(at);) {
-            const int rounds = x.tiles() * (int)a.g.group;
+            const int rounds = x.tiles() * p.group;
             const free_queries free = free_queries_of<BM>(x, x.j0 + me.w * 64);
             free_first = free.first;
             free_last = free.last;
@@ -824,7 +824,7 @@ template <class X> static __device__ __noinline__ void repair_own_keys(const pla
         const bool mine = n < p.order.end && ((volatile uint16_t *)p.nonfinite)[n * 8 + warp] == blockIdx.x + 1;
         for (unsigned set = __ballot_sync(0xffffffff, mine); set; set &= set - 1) {
             const int t = base + __ffs(set) - 1;
-            repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, t)), warp);
+            repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, p.tile_parts, p.group, keys_of(p, t)), warp);
         }
     }
 }
@@ -874,7 +874,9 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
-        if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_keys<X>(p, a);
+        /* if there are parts, sum_parts recomputes these keys */
+        if (p.tile_parts.count() == 1 && __any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite))
+            repair_own_keys<X>(p, a);
     }
 }
 
@@ -893,10 +895,10 @@ int64_t query_tiles_of(const attn_dims &d)
 }
 
 /* Returns the number of 32-bit words of plan::prepared, begun, done and claimed together. All start at 0. */
-int64_t words_of(const attn_plan *plan)
+int64_t words_of(const attn_plan *plan, const key_parts &parts)
 {
     const attn_dims &d = plan->geometry.dims;
-    const int64_t heads = extent_of(d).B * d.Hk;
+    const int64_t heads = extent_of(d).B * d.Hk * parts.heads;
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
@@ -913,8 +915,9 @@ bool wants_zeros(const attn_plan *plan)
 
 /* This kernel's own memory in the workspace, after the memory that backward_steps.h describes. */
 struct layout {
+    key_parts parts;
     /* offsets in bytes from the beginning of the workspace, and its size (`bytes`) */
-    int64_t account, nonfinite, extremes, kept, bytes;
+    int64_t account, nonfinite, extremes, kept, terms, bytes;
     int64_t cleared; /* number of bytes to set to zero, from `account` on */
 };
 
@@ -925,9 +928,10 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     const extent e = extent_of(d);
     const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
+    x.parts = key_parts_of(chip, plan, KEYS, backward_class(d) == 64 ? 128 : 64, e.B * d.Hk);
     x.account = align((int64_t)backward_bytes(chip, plan, true));
-    x.nonfinite = x.account + words_of(plan) * (int64_t)sizeof(uint32_t);
-    x.cleared = e.B * d.Hk * per_head_of(d) * 8 * (int64_t)sizeof(uint16_t) + x.nonfinite - x.account;
+    x.nonfinite = x.account + words_of(plan, x.parts) * (int64_t)sizeof(uint32_t);
+    x.cleared = e.B * d.Hk * x.parts.count() * per_head_of(d) * 8 * (int64_t)sizeof(uint16_t) + x.nonfinite - x.account;
     x.extremes = align(x.account + x.cleared);
     x.bytes = x.extremes;
     if (plan->problem->mask_startend_rows.rank)
@@ -935,6 +939,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     x.kept = align(x.bytes);
     kept_columns kept;
     if (plan->problem->keep_mask.rank) x.bytes = x.kept + plan_kept_columns(g, true, nullptr, kept);
+    x.terms = align(x.bytes);
+    x.bytes = x.terms + terms_bytes(plan, x.parts);
     return x;
 }
 
@@ -958,10 +964,12 @@ tile_order order_of(const backward_job &job)
     const extent e = extent_of(d);
     const bool mask = g.view[ATTN_T_mask_startend_rows].data, bounded = g.right < e.rows_k || g.left < e.rows_q || mask,
                causal = g.right < e.rows_k && g.left >= e.rows_q && !mask;
-    const int64_t heads = e.B * d.Hk, head_bytes = e.rows_q * (d.D + d.Dv) * 4;
+    const key_parts &parts = job.place.parts;
+    const int64_t heads = e.B * d.Hk * parts.count(), group = g.group / parts.heads,
+                  head_bytes = e.rows_q * (d.D + d.Dv) * 4;
     /* number of query heads whose Q, dO and dQ fit into the L2 cache together */
     const int64_t fit = L2_SHARE / attn_max64(head_bytes, 1);
-    tile_order x = tile_order_of(per_head_of(d), heads, head_bytes * g.group,
+    tile_order x = tile_order_of(per_head_of(d), heads, head_bytes * group,
                                  bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
     /* The blocks of a key/value head go through its query heads one after the other, so the L2 cache needs room for one
      * of them at a time. More heads are then ordered together, and under a causal mask the last tiles are shorter. At
@@ -971,8 +979,16 @@ tile_order order_of(const backward_job &job)
     /* With `deterministic` and without a mask, blocks claim tiles of keys from several heads in turn. With more heads,
      * fewer blocks wait for each other's dQ; with fewer heads, more of a head stays in the L2 cache. */
     if (job.deterministic && !bounded)
-        x.section = (int)attn_max64(x.section, attn_min64(attn_max64(fit / g.group, 8), 16));
+        x.section = (int)attn_max64(x.section, attn_min64(attn_max64(fit / group, 8), 16));
     return x;
+}
+
+/* Sets words of the workspace to 0. A kernel and not cudaMemsetAsync() does this, because the next kernel can be
+ * launched while a kernel runs. */
+__global__ void __launch_bounds__(256) clear_words(uint32_t *words, int64_t count)
+{
+    launch_dependents();
+    for (int64_t n = blockIdx.x * 256 + threadIdx.x; n < count; n += gridDim.x * 256) words[n] = 0;
 }
 
 cudaError_t make_plan(const backward_job &job, plan &p)
@@ -981,6 +997,8 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     p.order = order_of(job);
+    p.tile_parts = job.place.parts;
+    p.group = (int)(g.group / p.tile_parts.heads);
     p.scratch = job.run.scratch;
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
@@ -991,9 +1009,10 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.prepared = (uint32_t *)(job.memory + job.place.account);
     p.out_in_pieces = g.view[ATTN_T_out].dtype == g.view[ATTN_T_dout].dtype &&
                       tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8);
-    p.begun = g.view[ATTN_T_dq].data ? p.prepared + e.B * d.Hk : nullptr;
+    const int64_t heads = e.B * d.Hk * p.tile_parts.heads;
+    p.begun = g.view[ATTN_T_dq].data ? p.prepared + heads : nullptr;
     p.done = p.begun ? p.begun + query_tiles_of(d) * 2 : nullptr;
-    p.claimed = p.begun ? (int *)p.done + e.B * d.Hk : nullptr;
+    p.claimed = p.begun ? (int *)p.done + heads : nullptr;
     p.makes_dq = p.begun && is_last_share(job.chip);
     p.mods = score_mods_of(g, 1 / LOG2E);
     p.cap = (float)g.softcap * LOG2E;
@@ -1002,7 +1021,10 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
     p.counter = job.chip->counter;
     take_share(job.chip, p.order);
-    return is_first_share(job.chip) ? cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream) : cudaSuccess;
+    if (!is_first_share(job.chip)) return cudaSuccess;
+    const int64_t words = job.place.cleared / (int64_t)sizeof(uint32_t);
+    clear_words<<<(unsigned)attn_min64(attn_tiles(words, 1024), 1024), 256, 0, job.stream>>>(p.prepared, words);
+    return cudaPeekAtLastError();
 }
 
 cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
@@ -1015,11 +1037,12 @@ cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
     return is_first_share(job.chip) ? make_kept_columns(g, p.kept, job.stream) : cudaSuccess;
 }
 
-template <typename T, class X, typename R> cudaError_t launch(const backward_job &job)
+/* Launches the blocks of keys. `a` has the views of dk and dv to which they write. */
+template <typename T, class X, typename R> cudaError_t launch_blocks(const backward_job &job, const cuda_args &a)
 {
-    const attn_dims &d = job.run.args.g.dims;
+    const attn_dims &d = a.g.dims;
     maps m;
-    if (!make_maps<X>(m, job.run.args.g)) return cudaErrorInvalidValue;
+    if (!make_maps<X>(m, a.g)) return cudaErrorInvalidValue;
     plan_of<X> p;
     cudaError_t code = make_plan(job, p);
     if constexpr (X::PAIRS)
@@ -1032,24 +1055,36 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
             p.mask, (int)d.B, (int)d.H, (int)d.Sq, (int)d.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
     p.units = (int)query_tiles_of(d) * UNITS_OF_TILE<X>;
-    p.units_of_head = p.units / p.order.heads;
+    p.units_of_head = (int)(p.units / (d.H * extent_of(d).B) * p.group);
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     /* Launches after the first read what the first one has prepared. They are launched without launch_dependent(), so
      * that each starts after the one before has ended. */
     if (!is_first_share(job.chip)) {
-        if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
+        if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(a, p, m);
         return cudaPeekAtLastError();
     }
-    const int64_t preparers = std::min(attn_tiles(p.units, PREPARER_THREADS / 32),
-                                       attn_tiles(job.chip->multiprocessors, PREPARER_SHARE));
-    prepare_ahead<T, shape<X::D, X::BM, PLAIN>>
-        <<<(unsigned)preparers, PREPARER_THREADS, 0, job.stream>>>(job.run.args, p);
-    code = cudaPeekAtLastError();
-    if (X::BIAS && code == cudaSuccess) code = forward_parts(job.whole_chip, job.run.args, job.whole, job.stream);
+    /* If there are few tiles of keys, prepare_ahead may have all multiprocessors that do not compute one. */
+    const int64_t preparers = std::min((int64_t)p.units, std::max(attn_tiles(job.chip->multiprocessors, PREPARER_SHARE),
+                                                                  (int64_t)job.chip->multiprocessors - tiles));
+    code = launch_dependent(prepare_ahead<T, shape<X::D, X::BM, PLAIN>>, preparers, PREPARER_THREADS, 0, job.stream, a,
+                            (const plan &)p);
+    if (X::BIAS && code == cudaSuccess) code = forward_parts(job.whole_chip, a, job.whole, job.stream);
     if (code != cudaSuccess || blocks == 0) return code;
-    return launch_dependent(backward_tiles<T, X, R>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
-                            m);
+    return launch_dependent(backward_tiles<T, X, R>, blocks, X::THREADS, sizeof(shared<X>), job.stream, a, p, m);
+}
+
+template <typename T, class X, typename R> cudaError_t launch(const backward_job &job)
+{
+    const layout &x = job.place;
+    const bool divided = x.parts.count() > 1;
+    cuda_args a = job.run.args;
+    parts_sum sum;
+    if (divided) divide_keys(a, x.parts, (float *)(job.memory + x.terms), job.run.scratch.s, sum);
+    cudaError_t code = launch_blocks<T, X, R>(job, a);
+    if (divided && code == cudaSuccess && is_last_share(job.chip))
+        code = launch_sum<T>(job.whole_chip, job.stream, job.run.args, sum);
+    return code;
 }
 
 struct shape_row {
@@ -1075,7 +1110,7 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
-    if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
+    if (!backward_walkable(plan) || e.B * d.H * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
     if (query_tiles_of(d) * 4 >= INT32_MAX) return false;
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
@@ -1103,7 +1138,7 @@ cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_
     if (takes == WITH_BIAS)
         job.run.args.part_lse = job.run.scratch.s.lse, job.run.args.part_rest = job.run.scratch.s.rest;
     const auto is_float = [](const attn_tensor &t) { return t.rank && t.dtype == ATTN_F32; };
-    const bool floats = is_float(plan->problem->dk) || is_float(plan->problem->dv);
+    const bool floats = is_float(plan->problem->dk) || is_float(plan->problem->dv) || job.place.parts.count() > 1;
     const shape_row *x = rows;
     while (x->D != backward_class(d) || x->takes != takes) x++;
     code = in_shares(chip, tile_seconds(chip, plan), [&](const cuda_chip *part) {

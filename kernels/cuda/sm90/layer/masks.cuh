@@ -102,17 +102,17 @@ DEVICE int listed_tile_below(const tile_bits *seen, int j)
 }
 
 /* Sets scores to -inf where FlashMask hides a key from rows i0 and i0 + 8. The keys begin at j0. Of the work tile x,
- * the members b, h, Sq and Sk are read. */
-template <int N, class WORK>
+ * the members b, h, Sq and Sk are read. TOGETHER: number of keys whose bounds are loaded at the same time. */
+template <int N, int TOGETHER = 1, class WORK>
 DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK &x, int i0, int j0, int lane)
 {
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* One bit per score of each row; 1: hidden. The loop is not unrolled, because all bounds would then be in registers
-     * at once. */
+    /* One bit per score of each row; 1: hidden. The loop is not unrolled completely, because all bounds would then be
+     * in registers at once. */
     uint32_t hidden[2] = { 0, 0 };
-#pragma unroll 1
+#pragma unroll TOGETHER
     for (int n = 0; n < N / 4; n++) {
         const attn_mask m = attn_mask_of(bounds + min(column + n / 2 * 8 + n % 2, x.Sk - 1) * mask.row, mask.n,
                                          mask.causal, x.Sq);

@@ -102,14 +102,18 @@ DEVICE row_tile row_tile_of(const cuda_args &a, const kept_plan &p, int head, in
     return x;
 }
 
+/* Returns which pairs of the row tile (128 queries) and the key tile (256 keys) FlashMask hides. */
+DEVICE attn_tile_kind mask_kind_of(const cuda_args &a, const kept_plan &p, int b, int h, int i0, int Sq, int key_tile)
+{
+    if (!p.mask.bounds) return ATTN_TILE_FREE;
+    return attn_mask_classify(&extremes_of(p.mask, b, h, (int)a.g.dims.H)[key_tile], i0, min(i0 + ROWS, Sq));
+}
+
 /* Returns whether FlashMask and keep_mask may leave a pair of the row tile (128 queries) and the key tile (256 keys)
  * visible. */
 DEVICE bool shows(const cuda_args &a, const kept_plan &p, int b, int h, int i0, int Sq, int key_tile)
 {
-    if (p.mask.bounds) {
-        const attn_mask_extremes *const extremes = extremes_of(p.mask, b, h, (int)a.g.dims.H);
-        if (attn_mask_classify(&extremes[key_tile], i0, min(i0 + ROWS, Sq)) == ATTN_TILE_HIDDEN) return false;
-    }
+    if (mask_kind_of(a, p, b, h, i0, Sq, key_tile) == ATTN_TILE_HIDDEN) return false;
     if (!p.keep.words) return true;
     int some = 0;
     for (int i = i0; i < min(i0 + ROWS, Sq); i += KIND_ROWS)

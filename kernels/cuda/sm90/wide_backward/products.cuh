@@ -141,11 +141,13 @@ template <int COLUMNS> struct product_loader {
         for (int member = 0; member < group; member++) {
             const int h = hk * group + member, zero = member * p.query_tiles + base,
                       from = max(first, (p.part.row - zero) * 2), to = min(last, (p.part.row + p.part.rows - zero) * 2);
+            bool visible = false;
             for (int q = from; q < to; q++) {
                 const int i0 = q / 2 * ROWS;
                 const key_tiles keys = keys_of_rows(band, i0, Sq);
                 if (j0 / KEYS < keys.first || j0 / KEYS >= keys.last) continue;
-                if (!shows(a, p, b, h, i0, Sq, j0 / KEYS)) continue;
+                if (q == from || q % 2 == 0) visible = shows(a, p, b, h, i0, Sq, j0 / KEYS);
+                if (!visible) continue;
                 const uint16_t *const kept = kept_at(p, head, zero + q / 2, keys.first, j0 / KEYS);
                 add(kept + (of_v ? 0 : HALF_TILE) + q % 2 * (HALF_TILE / 2) + j0 % KEYS / STEP * BLOCK,
                     of_v ? &m.dO_step : &m.Q_step, { 0, (int)s.q_start + q * STEP, h, batch }, Sq - q * STEP);
@@ -165,9 +167,11 @@ template <int COLUMNS> struct product_loader {
         y.column0 = n * COLUMNS;
         y.mark = x.b * a.lse_batch + x.h * a.lse_head + y.line;
         const key_tiles steps = key_tiles_of<STEP>(x.band, x.i0, min(x.i0 + ROWS, x.Sq));
+        bool visible = false;
         for (int k = steps.first; k < steps.last; k++) {
             const int key_tile = k / (KEYS / STEP);
-            if (!shows(a, p, x.b, x.h, x.i0, x.Sq, key_tile)) continue;
+            if (k == steps.first || k % (KEYS / STEP) == 0) visible = shows(a, p, x.b, x.h, x.i0, x.Sq, key_tile);
+            if (!visible) continue;
             add(kept_at(p, head, row, x.keys.first, key_tile) + HALF_TILE + k % (KEYS / STEP) * BLOCK, &m.K_step,
                 { 0, (int)x.s.k_start + k * STEP, x.hk, d.packed ? 0 : x.b }, (int)x.s.Sk - k * STEP);
         }

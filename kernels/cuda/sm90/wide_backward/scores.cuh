@@ -20,6 +20,7 @@ struct score_work {
     key_band band;
     int64_t row;    /* index of the row tile's first query in lse and delta */
     uint16_t *kept; /* where P of these pairs is stored; dS follows P */
+    bool bounded;   /* whether FlashMask hides some of the pairs */
 };
 
 typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
@@ -54,8 +55,8 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
                       batch = d.packed ? 0 : x.b;
             if (!shows(a, p, x.b, x.h, x.i0, x.Sq, n)) continue;
             publish({ x.b, x.h, x.i0, n * KEYS, x.Sq, (int)x.s.Sk, x.band,
-                      x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + x.i0,
-                      kept_at(p, head, row, x.keys.first, n) });
+                      x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + x.i0, kept_at(p, head, row, x.keys.first, n),
+                      mask_kind_of(a, p, x.b, x.h, x.i0, x.Sq, n) == ATTN_TILE_PARTIAL });
 #pragma unroll 1
             for (int c = 0; c < steps; c++, at.next()) {
                 const uint32_t bar = smem_addr(&sm.bars.full[at.stage]);
@@ -111,12 +112,12 @@ DEVICE void keep_rows(uint16_t *block, const uint32_t *words, int warp, int lane
 
 /* ---- A warpgroup that multiplies (consumer) ---------------------------------------------------------------------- */
 
-/* Options that an instance of the kernel computes. PLAIN: none. WITH_MODS: softcap, ALiBi and FlashMask.
- * WITH_PAIR_OPTIONS: these options, and bias, keep_mask and dropout. */
-enum score_form { PLAIN, WITH_MODS, WITH_PAIR_OPTIONS };
+/* Options that an instance of the kernel computes. PLAIN: none. WITH_MODS: softcap, ALiBi and FlashMask. WITH_PAIRS:
+ * these options, and keep_mask and dropout. WITH_BIAS: all options. */
+enum score_form { PLAIN, WITH_MODS, WITH_PAIRS, WITH_BIAS };
 
 template <typename T, score_form FORM> struct score_maker {
-    static const bool MODS = FORM != PLAIN, PAIRS = FORM == WITH_PAIR_OPTIONS;
+    static const bool MODS = FORM != PLAIN, BIAS = FORM == WITH_BIAS, PAIRS = FORM == WITH_PAIRS || BIAS;
     const cuda_args &a;
     const kept_plan &p;
     scores_shared &sm;
@@ -163,9 +164,9 @@ template <typename T, score_form FORM> struct score_maker {
     }
 
     /* Turns S, the products q.k with 64 keys from key j0 on, into P. `derivative` gets the derivative of softcap, if
-     * any. */
-    DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&lse2)[2],
-                       float slope, int i, int j0, bool free)
+     * any. P of a row is exp2((score - top) log2(e) - lse2). */
+    DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&top)[2],
+                       const float (&lse2)[2], float slope, int i, int j0, bool free)
     {
         float c = p.scale; /* the score, before bias and masks, is S times c */
         if (MODS && p.mods.cap != 0) {
@@ -176,7 +177,7 @@ template <typename T, score_form FORM> struct score_maker {
                 derivative[n] = fmaf(-S[n], S[n], 1);
             }
         }
-        if (PAIRS && p.bias.data) {
+        if (BIAS) {
             const char *rows[2];
             uint32_t raw[STEP / 2];
 #pragma unroll
@@ -203,9 +204,10 @@ template <typename T, score_form FORM> struct score_maker {
             c = 1;
         }
 #pragma unroll
-        for (int n = 0; n < STEP / 2; n++) S[n] = fmaf(S[n], c * LOG2E, -lse2[n / 2 % 2]);
+        for (int n = 0; n < STEP / 2; n++)
+            S[n] = fmaf(BIAS ? S[n] - top[n / 2 % 2] : S[n], c * LOG2E, -lse2[n / 2 % 2]);
         if (!free) hide_pairs<STEP>(S, x, i, j0, me.lane);
-        if (MODS && p.mask.bounds) hide_by_bounds<STEP>(S, p.mask, x, i, j0, me.lane);
+        if (MODS && x.bounded) hide_by_bounds<STEP, 4>(S, p.mask, x, i, j0, me.lane);
         if (PAIRS && p.keep.words && j0 < x.Sk) {
             uint2 words[2];
 #pragma unroll
@@ -246,12 +248,16 @@ template <typename T, score_form FORM> struct score_maker {
             const score_work x = sm.works[work];
             if (x.Sq == 0) break;
             const int row0 = x.i0 + me.w * STEP, row = me.w * STEP + me.warp * 16 + me.lane / 4, i = x.i0 + row;
-            float lse2[2], delta[2], S[KEYS / 2], slope = 0;
+            float top[2] = { 0, 0 }, lse2[2], delta[2], S[KEYS / 2], slope = 0;
             uint32_t P[KEYS / 4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const bool exists = i + half * 8 < x.Sq;
-                lse2[half] = lse_in_base_2(exists ? p.s.lse[x.row + row + half * 8] : -CUDART_INF_F);
+                const float lse = exists ? p.s.lse[x.row + row + half * 8] : -CUDART_INF_F;
+                lse2[half] = lse_in_base_2(lse);
+                /* a bias may make lse huge; it is then stored as two numbers */
+                if (BIAS && is_parted_by_tiles(a, lse))
+                    top[half] = lse, lse2[half] = p.s.rest[x.row + row + half * 8] * LOG2E;
                 delta[half] = exists ? p.s.delta[x.row + row + half * 8] : 0;
             }
             if (MODS && p.mods.slopes) slope = p.mods.slopes[x.b * p.mods.slope_batch + x.h * p.mods.slope_head];
@@ -265,7 +271,7 @@ template <typename T, score_form FORM> struct score_maker {
                                   j0 + STEP <= x.band.Sk && row0 + STEP <= x.Sq;
                 float(&Z)[STEP / 2] = *(float(*)[STEP / 2])(S + c * (STEP / 2));
                 float derivative[STEP / 2];
-                make_P(Z, derivative, x, lse2, slope, i, j0, free);
+                make_P(Z, derivative, x, top, lse2, slope, i, j0, free);
                 uint32_t *const words = P + c * (STEP / 4);
 #pragma unroll
                 for (int n = 0; n < STEP / 4; n++) words[n] = pack<T>(Z[2 * n], Z[2 * n + 1]);

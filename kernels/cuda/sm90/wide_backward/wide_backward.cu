@@ -1,5 +1,5 @@
-/* wide_backward.cu: the Hopper backward for head sizes above 256, and for head sizes from 129 to 256 with options that
- * backward/backward_256.cu does not compute.
+/* wide_backward.cu: the Hopper backward for head sizes above 256, and for smaller heads with options that the kernels
+ * of backward/ do not compute.
  *
  * At head size 512 the sums of dK and dV of 64 keys would take all registers of a multiprocessor. This backward
  * therefore stores P and dS in memory, and computes each of the five products of attention once:
@@ -12,6 +12,9 @@
 #include "kernels/cuda/sm80/option_gradients.h"
 #include "kernels/cuda/sm90/wide_backward/products.cuh"
 #include "kernels/cuda/sm90/wide_backward/scores.cuh"
+
+/* From sm80/forward.cu: computes lse of rows with huge scores as two numbers. */
+cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
@@ -28,7 +31,7 @@ enum { MARKS_HEAD = 16 };
 
 /* The numbers of columns of a gradient that one product may compute. A problem uses the smallest one with which its D
  * and Dv need the fewest products. */
-constexpr int column_counts[] = { 160, 192, 224, 256 };
+constexpr int column_counts[] = { 64, 128, 160, 192, 224, 256 };
 enum { MOST_COLUMNS = 256 };
 
 int64_t column_blocks(int64_t width)
@@ -104,18 +107,21 @@ template <auto kernel, class SHARED> cudaError_t launch_part(const kept_job &job
 }
 
 struct kept_launchers {
-    cudaError_t (*scores[3])(const kept_job &, int64_t);
-    cudaError_t (*products[4])(const kept_job &, int64_t);
+    cudaError_t (*scores[4])(const kept_job &, int64_t);
+    cudaError_t (*products[6])(const kept_job &, int64_t);
 };
 template <typename T> constexpr kept_launchers launchers()
 {
     return { { launch_part<scores_of_part<T, PLAIN>, scores_shared>,
                launch_part<scores_of_part<T, WITH_MODS>, scores_shared>,
-               launch_part<scores_of_part<T, WITH_PAIR_OPTIONS>, scores_shared> },
+               launch_part<scores_of_part<T, WITH_PAIRS>, scores_shared>,
+               launch_part<scores_of_part<T, WITH_BIAS>, scores_shared> },
              { launch_part<products_of_part<T, column_counts[0]>, products_shared<column_counts[0]>>,
                launch_part<products_of_part<T, column_counts[1]>, products_shared<column_counts[1]>>,
                launch_part<products_of_part<T, column_counts[2]>, products_shared<column_counts[2]>>,
-               launch_part<products_of_part<T, column_counts[3]>, products_shared<column_counts[3]>> } };
+               launch_part<products_of_part<T, column_counts[3]>, products_shared<column_counts[3]>>,
+               launch_part<products_of_part<T, column_counts[4]>, products_shared<column_counts[4]>>,
+               launch_part<products_of_part<T, column_counts[5]>, products_shared<column_counts[5]>> } };
 }
 const kept_launchers by_dtype[2] = { launchers<__nv_bfloat16>(), launchers<__half>() };
 
@@ -136,12 +142,8 @@ bool plan_kept(const cuda_chip *chip, attn_plan *plan)
     const attn_problem *p = plan->problem;
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    const bool wide = attn_max64(d.D, d.Dv) > TILE_HEAD_DIM;
-    if (attn_max64(d.D, d.Dv) <= 128 || !backward_walkable(plan) || !mods_fit(p, g)) return false;
+    if (!backward_walkable(plan) || !mods_fit(p, g)) return false;
     if (d.packed && (p->mask_startend_rows.rank || p->keep_mask.rank || p->bias.rank)) return false;
-    /* A bias such as -3.4e38 on all keys of a row makes its lse huge. For head sizes up to TILE_HEAD_DIM,
-     * sm80/backward.cu computes such rows in tiles; this backward would leave them to slow kernels. */
-    if (p->bias.rank && !wide) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sq, KIND_ROWS) > 65535)) return false;
     const kept_layout x = layout_of(p, g);
     if (x.part_heads == 0 || x.query_tiles * d.H >= INT32_MAX || x.key_blocks * d.Hk >= INT32_MAX / 8) return false;
@@ -181,6 +183,10 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (code != cudaSuccess) return code;
     kept_job job = { chip, stream, run.args, {}, {}, 0 };
     cuda_args &a = job.args;
+    /* A bias such as -3.4e38 on all keys of a row makes its lse huge, which is then stored as two numbers. Above
+     * TILE_HEAD_DIM no kernel on tensor cores computes the two, and slow kernels compute the row. */
+    const bool by_tiles = p->bias.rank && attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM;
+    if (by_tiles) a.part_lse = run.scratch.s.lse, a.part_rest = run.scratch.s.rest;
     if (own) {
         a.rows_found = (uint8_t *)at + x.marks;
         a.rows_later = a.rows_found + MARKS_HEAD;
@@ -206,7 +212,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
          * simple_delta() then computes them. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
-        if (own) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
+        if (by_tiles) code = forward_parts(chip, now, plan, stream);
+        if (own && code == cudaSuccess) code = cudaMemsetAsync(a.rows_found, 0, (size_t)(x.bytes - x.marks), stream);
         if (k.mask.bounds) {
             const int64_t warps = d.B * (d.H / g.mask_group) * k.mask.key_tiles;
             tile_extremes<KEYS><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, stream>>>(
@@ -215,9 +222,9 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
         if (code == cudaSuccess) code = make_kept_bits<KEEP_KEYS>(g, k.keep, stream);
     }
     const kept_launchers &launch = by_dtype[p->q.dtype == ATTN_F16];
-    const bool pairs = k.bias.data || k.keep.words || k.dropout.drops,
+    const bool pairs = k.keep.words || k.dropout.drops,
                mods = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
-    const score_form form = pairs ? WITH_PAIR_OPTIONS : mods ? WITH_MODS : PLAIN;
+    const score_form form = k.bias.data ? WITH_BIAS : pairs ? WITH_PAIRS : mods ? WITH_MODS : PLAIN;
     const int64_t of_keys = x.key_blocks * ((a.g.view[ATTN_T_dv].data ? k.columns_Dv : 0) +
                                             (a.g.view[ATTN_T_dk].data ? k.columns_D : 0)),
                   of_row = a.g.view[ATTN_T_dq].data ? k.columns_D : 0;
