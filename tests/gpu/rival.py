@@ -80,7 +80,7 @@ def cells(a):
                 yield cell('decode', B, H, Hk, 1, Sk, 128, False)
         elif kind == 'one':
             for op, D, causal in itertools.product(('forward', 'backward'), a.head_sizes, (False, True)):
-                for H, Hk in ((4, 4), (8, 8), (16, 16), (32, 32), (32, 8)):
+                for H, Hk in ((4, 4), (8, 8), (16, 16), (32, 32), (32, 8), (32, 4), (8, 1)):
                     for S in (256, 512, 1024, 2048, 4096):
                         yield cell(op, 1, H, Hk, S, S, D, causal)
         elif kind == 'latent':
