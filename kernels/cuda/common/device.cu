@@ -811,7 +811,8 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
 }
 
 /* Returns the size of the parts (batch rows, key/value heads) into which a long problem is divided. The division
- * changes no bit of the results: a gradient's sum over batch rows or heads lies within one part. */
+ * changes no bit of the results, except of a backward without `deterministic`: a gradient's sum over batch rows or
+ * heads lies within one part. */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;

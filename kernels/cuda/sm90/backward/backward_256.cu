@@ -5,7 +5,8 @@
  * of a block of keys computes S, P and dV. The second one takes P from shared memory and computes dP, dS and dK.
  *
  * The memory for dS is limited (KEPT_BYTES), so the heads are processed in parts. Where dS is not stored, blocks of
- * queries compute S and dP again (backward_256_dq.cuh). Nothing is added in memory, so all gradients are deterministic.
+ * queries compute S and dP again (backward_256_dq.cuh). No two blocks add to the same number in memory, so gradients
+ * are the same in every run.
  *
  * Rows past the end of a sequence are set to zero in shared memory, because P = 0 times NaN is NaN. A warp whose dK, dV
  * or dQ is not finite sets a flag, and repair_keys or repair_queries recomputes its rows one by one. */
@@ -432,8 +433,9 @@ struct division {
     int64_t flags, terms, bytes;
 };
 
-/* Chooses the heads whose dS is in memory at the same time, and bytes for dS (`flags`). */
-void divide_heads(const attn_plan *plan, division &x)
+/* Chooses the heads whose dS is in memory at the same time, and bytes for dS (`flags`). If dS of all query heads of a
+ * key/value head does not fit in memory, tiles of keys get parts, or more parts. */
+void divide_heads(const cuda_chip *chip, const attn_plan *plan, division &x)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
@@ -441,15 +443,22 @@ void divide_heads(const attn_plan *plan, division &x)
     if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return;
     const int64_t width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
-    /* the fewest parts, each with at most as many query heads as dS fits in memory for */
-    int parts = x.parts.heads;
-    while (parts < g.group && (g.group % parts || tiles > fit / (g.group / parts))) parts++;
-    if (tiles > fit / (g.group / parts)) return;
-    x.parts.heads = parts;
-    const int64_t heads = d.B * d.Hk * parts, part = tiles * (g.group / parts), most = attn_min64(fit / part, heads);
-    x.heads = attn_tiles(heads, attn_tiles(heads, most));
-    x.width = width;
-    x.flags = x.heads * part * KEPT_TILE * 2;
+    for (int parts = x.parts.heads; parts <= g.group; parts++) {
+        if (g.group % parts || tiles > fit / (g.group / parts)) continue;
+        const int64_t heads = d.B * d.Hk * parts, part = tiles * (g.group / parts),
+                      most = attn_min64(fit / part, heads), even = attn_tiles(heads, attn_tiles(heads, most));
+        /* More parts than are given must not leave multiprocessors idle, and must not take much memory. */
+        if (parts > x.parts.heads &&
+            (!may_have_parts(plan) || terms_bytes(plan, { parts, x.parts.log2_of_ranges }) > MOST_TERMS ||
+             even * key_tiles_per_head(d, KEYS) < chip->multiprocessors))
+            continue;
+        x.parts.heads = parts;
+        x.heads = even;
+        x.width = width;
+        /* not x.heads, because a problem with fewer heads must not need more memory */
+        x.flags = most * part * KEPT_TILE * 2;
+        return;
+    }
 }
 
 division division_of(const cuda_chip *chip, const attn_plan *plan)
@@ -459,10 +468,10 @@ division division_of(const cuda_chip *chip, const attn_plan *plan)
     const int64_t heads = extent_of(d).B * d.Hk;
     division x = {};
     x.parts = { 1, 0 };
-    divide_heads(plan, x);
+    divide_heads(chip, plan, x);
     /* x.heads counts groups of query heads; a launch computes as many key/value heads */
     if (x.parts.heads == 1) x.parts = parts_of(x.heads ? x.heads : heads);
-    if (x.parts.heads > 1) divide_heads(plan, x);
+    if (x.parts.heads > 1) divide_heads(chip, plan, x);
     x.terms = (x.flags + (key_blocks_of(d) * x.parts.count() + query_blocks_of(d)) * 8 + 127) / 128 * 128;
     x.bytes = x.terms + terms_bytes(plan, x.parts);
     return x;

@@ -2,8 +2,9 @@
  * and warp specialisation. README.md has the schedule. backward_rounds.cuh has a block's shared memory and the
  * producer's warps; this file has the consumers.
  *
- * A block claims tiles of BN = 128 keys and goes over the tiles of BM queries that see them, for every head of the
- * group. Each of two consumer warpgroups owns 64 of the keys and has their dK and dV in registers:
+ * A block claims tiles of BN = 128 keys, or parts of them (key_parts.cuh), and goes over the tiles of BM queries that
+ * see them, for every head of the group. Each of two consumer warpgroups owns 64 of the keys and has their dK and dV in
+ * registers:
  *
  *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
@@ -14,8 +15,8 @@
  * (backward_dq.cuh).
  *
  * Rows past the end of a sequence are set to zero in shared memory, because P = 0 times NaN is NaN. Keys whose dK or dV
- * is not finite are recomputed one by one at the end (repair_own_keys). Rows of dQ that are not finite are recomputed
- * immediately. */
+ * is not finite are recomputed one by one at the end (repair_own_keys, or sum_parts). Rows of dQ that are not finite
+ * are recomputed immediately. */
 #ifndef ATTN_SM90_BACKWARD_TILES_CUH
 #define ATTN_SM90_BACKWARD_TILES_CUH
 #include "kernels/cuda/sm90/backward/backward_dq.cuh"
@@ -984,7 +985,7 @@ tile_order order_of(const backward_job &job)
 }
 
 /* Sets words of the workspace to 0. A kernel and not cudaMemsetAsync() does this, because the next kernel can be
- * launched while a kernel runs. */
+ * launched while a kernel runs, but not during a cudaMemsetAsync(). */
 __global__ void __launch_bounds__(256) clear_words(uint32_t *words, int64_t count)
 {
     launch_dependents();

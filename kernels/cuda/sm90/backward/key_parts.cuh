@@ -7,7 +7,7 @@
  * float32, and the kernel sum_parts adds them up in the order of the parts.
  *
  * The number of parts depends on the number of sequences and heads, so the last bits of dk and dv do too. A problem
- * with the option `deterministic` is not divided. */
+ * with the option `deterministic` has no parts. */
 #ifndef ATTN_SM90_BACKWARD_KEY_PARTS_CUH
 #define ATTN_SM90_BACKWARD_KEY_PARTS_CUH
 
@@ -33,7 +33,10 @@ struct key_work {
     int64_t most, all; /* number of tiles of queries that one query head has for a tile of keys: the most, and on
                         * average */
     int64_t bytes;     /* bytes of the float32 terms of dK and dV of all keys, for one part */
+    int most_parts;    /* the number of parts whose terms take MOST_TERMS bytes */
 };
+
+const int64_t MOST_TERMS = 512 << 20; /* the most bytes for the terms of a problem */
 
 const double ROUND_US = 2;           /* time of a block for a tile of keys and a tile of queries */
 const double TILE_ROUNDS = 2;        /* time for the beginning and the end of a part, in rounds */
@@ -57,6 +60,7 @@ key_parts best_parts(const key_work &x, int64_t group, int multiprocessors)
     key_parts best = { 1, 0 };
     double least = time_of_parts(x, group, best, multiprocessors);
     const auto consider = [&](const key_parts &parts) {
+        if (parts.count() > x.most_parts) return;
         const double time = time_of_parts(x, group, parts, multiprocessors);
         if (time < least * LEAST_GAIN) best = parts, least = time;
     };
@@ -66,14 +70,30 @@ key_parts best_parts(const key_work &x, int64_t group, int multiprocessors)
     return best;
 }
 
+/* Returns whether tiles of keys may have parts. A part of a long problem (attn_part_of()) has none, because it must not
+ * need more memory than the whole problem. */
+bool may_have_parts(const attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    return !p->deterministic && !p->dropout_heads && (p->dk.rank || p->dv.rank);
+}
+
+/* Returns the bytes of memory for the terms of dK and dV of all parts; 0 if there is one part. */
+int64_t terms_bytes(const attn_plan *plan, const key_parts &parts)
+{
+    const attn_dims &d = plan->geometry.dims;
+    const extent e = extent_of(d);
+    if (parts.count() == 1) return 0;
+    return parts.count() * e.B * d.Hk * e.rows_k * (d.D + d.Dv) * (int64_t)sizeof(float);
+}
+
 /* Returns the parts of a problem whose blocks compute `keys` keys, and tiles of `queries` queries. `heads`: number of
  * key/value heads that one launch computes, counted over all batch rows. */
 key_parts key_parts_of(const cuda_chip *chip, const attn_plan *plan, int keys, int queries, int64_t heads)
 {
-    const attn_problem *p = plan->problem;
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    if (p->deterministic || !(p->dk.rank || p->dv.rank)) return { 1, 0 };
+    if (!may_have_parts(plan)) return { 1, 0 };
     const extent e = extent_of(d);
     const int64_t sequences = d.packed ? d.B : 1, rows_q = attn_tiles(e.rows_q, sequences),
                   rows_k = attn_tiles(e.rows_k, sequences), left = attn_min64(g.left, FAR),
@@ -84,19 +104,11 @@ key_parts key_parts_of(const cuda_chip *chip, const attn_plan *plan, int keys, i
     /* under a causal mask, the tiles of keys see half of the queries on average */
     x.all = right < rows_k && left >= rows_q ? (x.most + 1) / 2 : x.most;
     x.bytes = heads * e.rows_k * (d.D + d.Dv) * (int64_t)sizeof(float);
+    x.most_parts = (int)attn_min64(MOST_TERMS / attn_max64(terms_bytes(plan, { 2, 0 }) / 2, 1), INT32_MAX);
     return best_parts(x, g.group, chip->multiprocessors);
 }
 
 /* ---- The terms of the parts, and their sums ---------------------------------------------------------------------- */
-
-/* Returns the bytes of memory for the terms of dK and dV of all parts; 0 if there is one part. */
-int64_t terms_bytes(const attn_plan *plan, const key_parts &parts)
-{
-    const attn_dims &d = plan->geometry.dims;
-    const extent e = extent_of(d);
-    if (parts.count() == 1) return 0;
-    return parts.count() * e.B * d.Hk * e.rows_k * (d.D + d.Dv) * (int64_t)sizeof(float);
-}
 
 /* Returns dk or dv as the blocks of keys see it: the float32 terms [B, Hk * parts, Sk, width] at `data`. */
 attn_view terms_view(const attn_dims &d, const key_parts &parts, float *data, int64_t width)
@@ -195,7 +207,11 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
             for (int e = 0; e < 8; e++) finite &= y[e] - y[e] == 0;
             store_eight<T>(to, attn_at(&to, batch, hk, line) + column, y);
         }
-        if (!__all_sync(0xffffffff, finite)) dkdv_row(a, p.s, b, hk, line - s.k_start);
+        if (__all_sync(0xffffffff, finite)) continue;
+        /* dkdv_row() writes what other lanes have written above */
+        __syncwarp();
+        repair_begins();
+        dkdv_row(a, p.s, b, hk, line - s.k_start);
     }
 }
 
