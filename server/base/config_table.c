@@ -63,8 +63,8 @@ const struct config_option config_options[] = {
     { "split-above-ms", "ATTND_SPLIT_ABOVE_MS", TYPE_INT64, "N", AT(split_above_ms), 20, 0, DAY_MS,
       .help = "Milliseconds that a problem may be expected to take on one device. A problem that would take longer is "
               "divided among all devices of one kind that have free memory: by groups of heads, by rows of the batch "
-              "or by queries. The answer has the same bits, except that dk and dv of a problem divided by queries are "
-              "sums of parts. 0: problems are never divided." },
+              "or by queries. The answer has the same bits (that of a backward on a GPU needs `deterministic`), except "
+              "that dk and dv of a problem divided by queries are sums of parts. 0: problems are never divided." },
     { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
       .help = "Milliseconds from the last byte of a request to its answer. A request that takes longer is answered "
               "504. A client may set a shorter time." },

@@ -9,8 +9,8 @@ The gradient of an option has a figure in GRADIENTS: the time over that of the b
 or gradient that reads or writes a tensor of all pairs may also take SLACK times what copying it takes. Both calls run in
 turns as children of this program, so that the card's clock is nearly the same for both. A figure is the median of its
 turns, and only the ratio means anything on another day. The exit status is 1 if a figure is exceeded, or if a row is
-computed by slower kernels than the problem beside it (`generic` kernels, if the problem beside it runs on those for
-Hopper). Needs only a GPU and attn-bench built with CUDA."""
+computed by another family of kernels than the problem beside it. Only above head size 128 may a backward with an option
+run on `sm90_wide` beside one on `sm90`. Needs only a GPU and attn-bench built with CUDA."""
 import argparse
 import itertools
 import json
@@ -99,7 +99,8 @@ def main():
             reading = a.heads * a.length * a.length * size / READ_BYTES_PER_MS
             figure = most[0 if D <= 64 else 1 if D <= 128 else 2]
             allowed = figure and max(figure, SLACK * reading / plain)
-            bad = figure is not None and ms / plain > allowed or ('sm90' in beside and 'sm90' not in backend)
+            family = backend.replace('sm90_wide', 'sm90') if op == BACKWARD and D > 128 else backend
+            bad = figure is not None and (ms / plain > allowed or (family != beside and backend != beside))
             over += bad
             if a.json:
                 print(json.dumps(dict(op=op, D=D, name=name, ms=ms, plain_ms=plain, ratio=ms / plain, most=allowed, backend=backend)), flush=True)
