@@ -1,6 +1,8 @@
 """A long problem that is cut over several devices by groups of heads, by batch rows or by queries: equal bits, lost
 devices, and what the answer, /v1/info, /metrics and the log say about it. attnd-fake has several devices, which compute
 on the CPU (kernels/fake/fake.c). tests/unit/server/test_cut.c has 500 random problems with all options."""
+import os
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,18 @@ import wire
 from service import SLOWER, eventually
 from under_way import Asking, dies
 
-H, HK, S, D = 8, 4, 1024, 64  # a problem that takes some milliseconds even on CPUs that are fast in bfloat16
+H, HK, S, D = 8, 4, 1024, 64
 SPLIT = ('--split-above-ms', 1)
 RESULTS = {'forward': ('out', 'lse'), 'backward': ('dq', 'dk', 'dv'), 'observe': ('lse', 'entropy', 'key_mass', 'mean_entropy')}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def no_instructions_beyond_avx2():
+    """Sees to it that every machine expects these problems to take longer than a millisecond, and cuts them. With AMX the
+    short ones would not take so long."""
+    with pytest.MonkeyPatch.context() as patch:
+        if 'ATTN_CPU_ISA' not in os.environ: patch.setenv('ATTN_CPU_ISA', 'avx2')
+        yield
 
 
 def tensors(names, seed=1):
