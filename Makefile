@@ -10,6 +10,8 @@
 #   CUDA_ARCHS="80 90"  compute capabilities to make machine code for; each takes minutes (default 80 89 90; GPUs of 8.6
 #                       and 8.7 run the code for 8.0)
 #   CUDA_PTX=80         PTX for GPUs newer than CUDA_ARCHS (default 80; empty: none)
+#   CUDA_QUICK=1        compile kernels other than those of Hopper quickly (nvcc -Ofc=max), to see that they compile;
+#                       they are slow
 #   CC=clang  another compiler                                B=dir   another build folder
 #   V=1       show the commands                               prefix=/usr DESTDIR=dir   where `make install` puts files
 #
@@ -40,7 +42,7 @@ LOAD_SRC    := $(wildcard tests/load/*.c)
 # libstdc++, which are linked statically. Files that take long to compile (CUDA_LONG) are started first, so that none of
 # them is compiled alone at the end.
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
-CUDA_LONG := $(wildcard kernels/cuda/sm80/decode*.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/forward/*.cu)
+CUDA_LONG := $(wildcard kernels/cuda/sm90/backward/backward*.cu kernels/cuda/sm90/wide*/*.cu kernels/cuda/sm90/forward/*.cu kernels/cuda/sm80/decode*.cu kernels/cuda/sm80/*ward.cu)
 CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
 CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)
@@ -52,7 +54,7 @@ GPU_FILES ?= /dev/nvidia0 /dev/nvidiactl /dev/dxg /proc/driver/nvidia/version
 gpu_here    = $(or $(wildcard $(GPU_FILES)),$(shell cat $$(grep -ls '^0x10de' /sys/bus/pci/devices/*/vendor | sed 's|vendor$$|class|') /dev/null | grep '^0x030[02]'))
 no_nvcc   := make: there is a GPU here but no nvcc, so attnd is built for the CPU alone. Install the CUDA toolkit (12 or later), or say where nvcc is: make NVCC=/opt/cuda/bin/nvcc. CUDA=0 says that the CPU is meant.
 cuda_advice = $(if $(and $(filter file,$(origin CUDA)),$(filter 0,$(CUDA)),$(gpu_here)),echo "$(no_nvcc)",:)
-gencode   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(comma)code=sm_$a) $(foreach a,$(CUDA_PTX),-gencode arch=compute_$a$(comma)code=compute_$a)
+gencode   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(comma)code=sm_$a) $(foreach a,$(CUDA_PTX),-gencode arch=compute_$a$(comma)code=compute_$a)$(if $(CUDA_QUICK), -Ofc=max)
 sm90      := -gencode arch=compute_90a,code=sm_90a
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------

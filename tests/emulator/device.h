@@ -58,23 +58,23 @@ template <class T> struct shuffled {
     T x, from_lane;
     int lane;
 };
-template <class T> T shuffle(const char *name, T x, int from)
+template <class T> UNWATCHED T shuffle(const char *name, T x, int from)
 {
     shuffled<T> mine = { x, x, from & 31 };
-    warp<shuffled<T>>(name, mine, [](shuffled<T> *const *all) {
+    warp<shuffled<T>>(name, mine, [](shuffled<T> *const *all) UNWATCHED {
         for (int n = 0; n < 32; n++) all[n]->from_lane = all[all[n]->lane]->x;
     });
     return mine.from_lane;
 }
 
 /* Combines the lanes' values with `how`; every lane gets the result over all lanes. */
-template <class T> T reduce(const char *name, T x, T (*how)(T, T))
+template <class T> UNWATCHED T reduce(const char *name, T x, T (*how)(T, T))
 {
     struct value {
         T x;
         T (*how)(T, T);
     } mine = { x, how };
-    warp<value>(name, mine, [](value *const *all) {
+    warp<value>(name, mine, [](value *const *all) UNWATCHED {
         T sum = all[0]->x;
         for (int n = 1; n < 32; n++) sum = all[0]->how(sum, all[n]->x);
         for (int n = 0; n < 32; n++) all[n]->x = sum;

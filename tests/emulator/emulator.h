@@ -40,6 +40,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A function of the emulator whose accesses to memory are not checked for races, because it uses no shared memory. */
+#define UNWATCHED __attribute__((no_sanitize("thread")))
+
 extern dim3 gridDim, blockDim; /* gridDim and blockDim of the launch that is running */
 
 namespace emu {
@@ -141,7 +144,8 @@ void release(team &t);
  * passes its `mine`. The last thread to arrive calls leader(all), where all[n] points to the n-th thread's `mine`,
  * which the leader may change. Then all threads go on. If `whole` is true and a thread of the team has ended, the call
  * fails. If `whole` is false, all[n] is NULL for a thread that has ended. */
-template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
+template <class T>
+UNWATCHED void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
     arrive(t, name, (void *)&mine);
@@ -152,11 +156,11 @@ template <class T> void gather(team &t, const char *name, T &mine, void (*leader
         } else await(t, name);
     }
 }
-template <class T> void warp(const char *name, T &mine, void (*leader)(T *const *all))
+template <class T> UNWATCHED void warp(const char *name, T &mine, void (*leader)(T *const *all))
 {
     gather(warp_team(), name, mine, leader);
 }
-template <class T> void group(const char *name, T &mine, void (*leader)(T *const *all))
+template <class T> UNWATCHED void group(const char *name, T &mine, void (*leader)(T *const *all))
 {
     gather(group_team(), name, mine, leader);
 }

@@ -56,10 +56,13 @@ int watch_access(race_watch &w, int thread, size_t at, size_t bytes, bool store)
     const uint32_t epoch = w.now.epoch[warp], mine = (uint32_t)thread << EPOCH_BITS | epoch;
     const clocks &after = w.after[warp];
     int other = -1;
+    uint32_t looked_at = 0; /* adjacent records are mostly equal */
     const auto look_at = [&](uint32_t record) {
+        if (record == looked_at) return;
+        looked_at = record;
         const int by = (int)(record >> EPOCH_BITS);
         const uint32_t then = record & EPOCH_MOST;
-        if (record && by != thread && (by / 32 == warp ? then == epoch : then > after.epoch[by / 32])) other = by;
+        if (by != thread && (by / 32 == warp ? then == epoch : then > after.epoch[by / 32])) other = by;
     };
     for (size_t n = at / 2; n < (at + bytes) / 2; n++) {
         access_record &r = w.records[n];
