@@ -68,8 +68,8 @@ ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
     return (uint32_t)(dropout_p * 65536.0 + 0.5);
 }
 
-/* Returns whether dropout keeps element (i, j) of a head. Vector code decides for all elements of a
- * group at a time. */
+/* Returns whether dropout keeps element (i, j) of a head. Vector code does not call it: it decides for all eight
+ * elements of a group at a time. */
 ATTN_HD bool attn_dropout_keep(uint64_t seed, int64_t head_index, int64_t i, int64_t j, uint32_t threshold)
 {
     return attn_dropout_half(attn_dropout_words(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;
