@@ -335,10 +335,12 @@ enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
 
 /* The options of an observe (statistics of probabilities), apart from its output tensors.
  *
- *   rows, keys     the region of weights and map: queries rows[0] to rows[1] - 1 and keys keys[0] to keys[1] - 1 of
- *                  each batch row. An end of -1 means the number of queries or keys; attn_observe_region() replaces it.
- *   map            size of the output map: cells of queries, and cells of keys. Query r lies in cell
- *                  floor((r - rows[0]) map[0] / (rows[1] - rows[0])); keys use keys[] and map[1]
+ *   rows, keys     the region that the outputs weights and map show: queries rows[0] to rows[1] - 1 and keys keys[0] to
+ *                  keys[1] - 1 of each batch row. An end of -1 means the number of queries or keys;
+ *                  attn_observe_region() replaces it.
+ *   map            size of the output map: number of cells along the queries, and along the keys. Query r lies in cell
+ *                  floor((r - rows[0]) map[0] / (rows[1] - rows[0])), and key c in cell
+ *                  floor((c - keys[0]) map[1] / (keys[1] - keys[0]))
  *   top            number of keys per query in top_keys
  *   key_mass_rows  number of queries, at the end of each sequence, over which key_mass is a sum; 0: all queries
  *   sequence       in a packed problem, index of the sequence to which the region belongs; -1: none

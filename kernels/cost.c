@@ -429,8 +429,9 @@ static double scores_made(const attn_problem *p, const attn_dims *d)
     return p->map.rank ? times + region : times;
 }
 
-/* Nanoseconds per (query, key) pair that the output top_keys adds. The generic kernel has a separate pass for top_keys:
- * 1.35 ns for 8 keys and D = 128 on an H200, 2026-11-27. */
+/* Time that the output top_keys adds to each (query, key, head) triple, in nanoseconds of one unit (a thread of a CPU,
+ * a multiprocessor of a GPU). The generic kernel has a separate pass for top_keys, which was measured on an H200 on
+ * 2026-11-27: 1.35 ns for 8 keys and D = 128. */
 #define TOP_PAIR         0.5
 #define TOP_PAIR_GENERIC 1.3
 

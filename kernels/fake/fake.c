@@ -187,7 +187,8 @@ struct command {
      * command owns the copies */
     attn_problem *problems;
     attn_plan *plans;
-    /* float64 results, which TRUTH computes and COMPARE reads; COMPARE writes its distances to `to` */
+    /* float64 results: commands of kind TRUTH compute them, commands of kind COMPARE read them (and write distances to
+     * `to`) */
     attn_truth truth;
     int64_t head; /* index (b * H + h) of the next head that a command of kind TRUTH computes, one head per step */
     /* the rows whose lse a command of kind LSE computes: a copy of the caller's struct, which the command owns. The
@@ -1221,7 +1222,7 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     return status;
 }
 
-/* Waits until the stream is done. With the fault event.never this never returns. */
+/* Waits until the stream is done. The function never returns if the fault event.never has hit the stream. */
 static attn_status wait_for_stream(attn_stream *base, attn_error *err)
 {
     const struct timespec pause = { 0, 1000000 };

@@ -69,8 +69,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* in a backward `out` and `lse` are inputs, but a judge compares them there too, so they get the sizes of a
-         * forward's results */
+        /* A judge compares out and lse of a backward too, although they are inputs of a backward. Their sizes are
+         * therefore those of a forward's results. */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;

@@ -1,8 +1,9 @@
 /* variation.h: attention as it is defined, or with a mistake.
  *
- * A mistake that kernels make is data here: a struct variation. With the members that variation_of() sets, compute.c
- * computes the correct results. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel
- * with that mistake would give. For two mistakes at once, two hypotheses change one struct. */
+ * A struct variation says how attention is computed: correctly, or with a mistake that kernels make. variation_of()
+ * sets the members so that compute.c computes the correct results. A hypothesis of hypotheses.c changes some members,
+ * so that compute.c computes what a kernel with this mistake would give. For two mistakes at once, two hypotheses
+ * change the same struct. */
 #ifndef JUDGE_VARIATION_H
 #define JUDGE_VARIATION_H
 
