@@ -816,8 +816,8 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
  *   bytes    bytes of the tensors, and of the keys and values in pages; a kernel reads or writes at least these
  *   seconds  time on a device that has nothing else to do
  *   worst    the value of `seconds` if the scores of every row exceeded the range of float32
- *   because  name of the feature (tensor or option) that takes more than half of `seconds`, such as "dalibi_slopes";
- *            "" if no single feature does */
+ *   because  the tensor, option or kind of rows that takes more than half of the time, such as "dalibi_slopes"; "" if
+ *            there is none, because products of q, k and v or several things share the time */
 typedef struct attn_cost {
     double flops, bytes, seconds, worst;
     const char *because;
@@ -923,7 +923,7 @@ attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error 
  *
  *   A part whose lse is -inf is empty: it adds nothing, its out is not read, and its gradients are 0.
  *   Where all parts are empty, out is 0 and lse is -inf.
- *   Where an lse is NaN or +inf, all results of the row are NaN: exp(lse_p - lse) is then not a number.
+ *   Where an lse is NaN or +inf, all results of the row are NaN, because the w_p of this part is not a number.
  *   NaN in the out of a part that is not empty makes that number of out NaN, however small w_p is.
  *   Where only one part is not empty, the result equals that part; -0 becomes 0.
  *   A sink is one more part, behind the others. Its lse is sinks[h] and its out is 0. -inf: the head has no sink. */

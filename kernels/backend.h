@@ -97,7 +97,7 @@ struct attn_backend {
     /* `pin` and `unpin` are NULL if the backend cannot pin host memory */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Computes what attn_lse_judge() needs, on the device: for each row in `look`, the members of attn_lse_look.found.
+    /* Computes on the device what attn_lse_judge() needs: the numbers of attn_lse_look.found for each row in `look`.
      * NULL: the host computes them. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);

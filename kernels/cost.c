@@ -310,8 +310,8 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
 }
 
 /* The time of a float32 column in the generic kernels for wide heads, divided by its time in the generic kernels for
- * head sizes up to WIDE_COLUMNS. `rates` has only the latter. Measured on an H200 on 2026-11-28: 3.8 in a forward, and
- * 4 in a backward with head size 512. */
+ * head sizes up to WIDE_COLUMNS. The table `rates` has the time for head sizes up to WIDE_COLUMNS. The quotient was
+ * measured on an H200 on 2026-11-28: 3.8 in a forward, and 4 in a backward with head size 512. */
 #define WIDE_FLOAT 4
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than

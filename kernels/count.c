@@ -149,9 +149,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* For one key, which rows lo to hi - 1 see: adds the number of these rows in each band (group of tile[0] rows). The
- * first and the last band may have only some of these rows; their numbers are added to `parts`. The bands between them
- * have tile[0] of these rows each; c->counts stores this as differences between neighbouring bands. */
+/* For one key, which rows lo to hi - 1 see: adds how many rows of each band (group of tile[0] rows) see the key. The
+ * numbers of the first and the last of these bands go to `parts`. All rows of the bands between them see the key;
+ * c->counts gets their numbers as differences between neighbouring bands. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];
