@@ -129,7 +129,7 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* Returns the name of the size of the axis with this letter, for messages to clients: 'k' gives "Sk", or "total_k" in a
+/* Returns the name that messages to clients use for the size of an axis: for letter 'k' it is "Sk", or "total_k" in a
  * packed problem. */
 static const char *axis_text(char letter, bool packed)
 {
@@ -175,7 +175,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* if exactly one dtype is allowed for every dtype of q, the message names only that one */
+    /* the text names a dtype if the rule always allows exactly one; for k and v it names none */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
@@ -210,8 +210,8 @@ bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements)
     for (int a = 0; a < rank; a++) {
         if (shape[a] < 0) return false;
         if (shape[a] == 0) none = true;
-        /* Axes of size 0 are left out of the product. Otherwise a shape such as [2^62, 2^62, 0] would pass, although
-         * its rows cannot be addressed. */
+        /* Axes of size 0 are left out of the product, so that a shape such as [2^62, 2^62, 0] is refused: its rows
+         * cannot be addressed. */
         else if (__builtin_mul_overflow(n, shape[a], &n)) return false;
     }
     *elements = none ? 0 : n;
@@ -280,7 +280,7 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* The function is called several times for each problem, so it looks up each tensor's axes only once. */
+/* Looks up each tensor's axes only once, because axis_named() is called several times for each problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -544,7 +544,7 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            /* An axis of size 1 is kept whole, because all batch rows (or heads) share it. */
+            /* an axis of size 1 stays whole in the part, because all batch rows (or heads) share it */
             if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;

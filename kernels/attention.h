@@ -2,8 +2,8 @@
  *
  * One call describes a whole problem: an attn_problem holds the tensors (pointer, dtype, shape, strides), the masks
  * and the options. attn_check() says whether the problem is valid, attn_plan_make() chooses the kernel of a device that
- * computes it, and attn_run() computes it. The library knows nothing of HTTP or JSON. It depends on libc alone; built
- * with CUDA, also on the statically linked CUDA runtime.
+ * computes it, and attn_run() computes it. The library has no code for HTTP or JSON. It depends on libc, and on the
+ * statically linked CUDA runtime if it is built with CUDA.
  *
  *   attn_device *gpu;   attn_stream *stream;   attn_error err;   size_t bytes;   int done = 0;
  *   attn_device_open("cpu", 0, NULL, &gpu, &err);
@@ -13,8 +13,9 @@
  *   if (attn_check(&p, &err) == ATTN_OK) attn_forward(stream, &p, NULL, &err);
  *   attn_stream_wait(stream, &err);
  *
- * Vocabulary: B batch, H query heads, Hk key/value heads, Sq and Sk lengths, D head size of q and k, Dv of v; query
- * head h reads key/value head h / (H / Hk). The numbers are defined in kernels/README.md.
+ * Sizes: B batch size, H number of query heads, Hk number of key/value heads, Sq number of queries, Sk number of keys,
+ * D head size of q and k, Dv head size of v. Query head h reads key/value head h / (H / Hk). kernels/README.md defines
+ * the results.
  *
  * Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2; FlashMask (arXiv:2410.01359) for
  * mask_startend_rows. */
@@ -94,16 +95,17 @@ typedef enum attn_dtype {
         ATTN_DTYPE_COUNT
 } attn_dtype;
 
-/* A set of dtypes is an unsigned integer with one bit per dtype; ATTN_DTYPE_BIT is that bit. ATTN_DTYPES_BACKWARD are
- * the dtypes that q may have in a backward. */
+/* A set of dtypes is an unsigned integer with one bit for each dtype. ATTN_DTYPE_BIT(id) is the bit of dtype `id`.
+ * ATTN_DTYPES_BACKWARD is the set of dtypes that q may have in a backward. */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
-/* dtypes that q may have in a forward, or in an observe (statistics of probabilities) */
+/* the set of dtypes that q may have in a forward, or in an observe (statistics of probabilities) */
 #define ATTN_DTYPES_FORWARD (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
 
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype); /* the name in requests: "float16" */
-/* finds a dtype by its name in requests, in safetensors or in KServe, in upper or lower case; false: there is none */
+/* Finds a dtype by its name in requests, in safetensors or in KServe, in upper or lower case. Returns false if no dtype
+ * has this name. */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 
@@ -118,7 +120,8 @@ enum { ATTN_MAX_RANK = 4 };
  * device support only smaller heads, attn_plan_make() returns UNSUPPORTED. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
-/* Upper bound on B * H of one problem. Each sequence and each head costs time and workspace even where it is empty. */
+/* Upper bound on B * H of one problem. Each head of each sequence costs time and workspace, even if the sequence is
+ * empty. */
 enum { ATTN_MAX_HEADS = 1 << 20 };
 
 /* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1. Rank 0 means
@@ -163,11 +166,12 @@ typedef enum attn_dtype_rule {
  *   b batch (packed: sequences)   q queries (packed: total_q)   k keys (packed: total_k)
  *   h heads of q                  g heads of k and v            d head size of q and k
  *   e head size of v              c sequences + 1               m 1, Hk or H (mask_startend_rows)
- *   n bounds (the same tensor)    p pages                       s slots of a page
- *   t entries of page_table for a row                           y keys that key_mass has (packed: total_k)
+ *   n bounds of a key (mask_startend_rows)   p pages            s slots of a page
+ *   t entries of page_table for a batch row                     y keys that key_mass has (packed: total_k)
  *   w observe.top                 r x queries and keys of observe's region      u v sizes of observe.map
  * The tensor q sets the sizes b, q, h and d; k sets k, g, p and s; v sets e; page_table sets t. In a packed problem,
- * cu_seqlens_q sets b. The shapes of all other tensors must agree with these sizes. With page_table, k is t * s. */
+ * cu_seqlens_q sets b. With page_table, size k is t * s. The shapes of all other tensors must agree with these
+ * sizes. */
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
     ATTN_AXES_LAYOUT,    /* in layout bhsd, the second and the third axis (1 and 2) are exchanged */
@@ -182,8 +186,8 @@ typedef struct attn_axes {
     const char *plain, *packed;
     const char *paged; /* letters of the axes where page_table is given; NULL: page_table does not change the letters */
     attn_axes_kind kind;
-    /* id of the tensor that has the same axes (for a gradient, its input); ATTN_TENSOR_COUNT: the tensor has axes of
-     * its own */
+    /* Id of the tensor that has the same axes: for a gradient, the id of its input. ATTN_TENSOR_COUNT: the axes are
+     * listed in this row itself. */
     int like;
 } attn_axes;
 
@@ -202,27 +206,30 @@ typedef struct attn_axes {
 
 /* Every tensor of a problem, in one table: member (its name in C and on the wire), role, dtypes, axes (unpacked and
  * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its messages,
- * the outputs, the strides that kernels get, the schemas of the OpenAPI document. The roles: a forward and a backward
- * read tensors of role IN. A forward writes OUT, and a backward reads OUT where given. A backward also reads IN_BACK,
- * and writes OUT_BACK. An observe writes OUT_OBSERVE. attn_reads() and attn_writes() say what one problem reads and
- * writes.
+ * the outputs, the strides that kernels get, the schemas of the OpenAPI document.
+ *
+ * Roles: every operation reads tensors of role IN, but an observe (statistics of probabilities) does not read v and
+ * v_scale. A forward writes tensors of role OUT; a backward reads these if they are given. A backward also reads
+ * tensors of role IN_BACK, and writes tensors of role OUT_BACK. An observe writes tensors of role OUT_OBSERVE, and lse
+ * unless the caller gives it. attn_reads() and attn_writes() say what one problem reads and writes.
  *
  * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
  * gradients. A packed problem (cu_seqlens given) has no batch axis and is always bshd: q [total_q, H, D], k [total_k,
- * Hk, D], lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences
- * start and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie
- * side by side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
- * sinks, alibi_slopes and the scales, which must be in host memory when it is called.
+ * Hk, D], lse [H, total_q]. lse and dlse are never swapped. A packed problem may also have seqlens_q or seqlens_k:
+ * cu_seqlens then say where sequences start, and seqlens say how many of their rows exist. In a packed problem k and v
+ * may be [B, Sk, Hk, D]; row b then has the keys of sequence b, as if cu_seqlens_k were [0, Sk, 2 Sk, ...].
+ * attn_check() reads the values of index and mask tensors, bias, sinks, alibi_slopes and the scales, which must be in
+ * host memory when it is called.
  *
- * k and v have q's dtype. In a forward both may instead be float8_e4m3fn (a key/value cache in eight bits). A scale
- * belongs to a tensor of float8_e4m3fn.
+ * k and v have q's dtype. In a forward k and v may instead be float8_e4m3fn (a key/value cache in eight bits). Only
+ * tensors of float8_e4m3fn have scales (q_scale, k_scale, v_scale).
  *
  * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b
  * lies in page page_table[b][j / page_size], slot j % page_size. The strides of k and v are free: the stride of the
  * page axis may be smaller than a page, so pages may overlap. seqlens_k is required. cu_seqlens_q may be given, but not
- * cu_seqlens_k. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk of row
- * b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its length. Rows
- * may share pages. */
+ * cu_seqlens_k. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row. The
+ * number of keys of row b is seqlens_k[b]. In page_table and in the pages, nothing is read past these keys. Rows may
+ * share pages. */
 #define ATTN_TENSOR_MAP(X)                                                                                            \
     X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
     X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
@@ -300,17 +307,18 @@ typedef struct attn_tensor_info {
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
 enum { ATTN_SHAPE_BYTES = 96 };
-/* The first function returns which dtypes a tensor may have (bits of attn_dtype), and the second which ranks (bit r: r
- * axes). The third writes both as text, such as "float32 [H] or [B, H]", to `text` and returns it. */
+/* attn_tensor_dtypes() returns the set of dtypes that a tensor may have (bits of attn_dtype). attn_tensor_ranks()
+ * returns the set of ranks that it may have (bit r: r axes). attn_tensor_shape() writes both sets as text, such as
+ * "float32 [H] or [B, H]", to `text` and returns `text`. */
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
 /* The options that are one number and change every score. The columns are: name of the member (in attn_problem, in
- * attn_geometry and in requests), id of the option's feature, smallest and largest value besides 0 (which means off),
- * words for these limits in messages, meaning. score.h defines how an option changes a score. Each row creates the
- * option's member in attn_problem and attn_geometry, its feature, its rule in attn_check() and its entry in the decoder
- * of requests. */
+ * attn_geometry and in requests), id of the option's feature bit (attn_features()), smallest and largest value besides
+ * 0 (which means off), words for these limits in messages, meaning. score.h defines how an option changes a score. Each
+ * row makes the option's members, its feature bit, its check in attn_check() and its entry in the decoder of
+ * requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -327,13 +335,15 @@ enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
 
 /* The options of an observe (statistics of probabilities), apart from its output tensors.
  *
- *   rows, keys     the region of weights and map: queries rows[0] to rows[1] - 1 and keys keys[0] to keys[1] - 1 of
- *                  each batch row. An end of -1 means the number of queries or keys; attn_observe_region() replaces it.
- *   map            size of the output map: cells of queries, and cells of keys. Query r lies in cell
- *                  floor((r - rows[0]) map[0] / (rows[1] - rows[0])); keys use keys[] and map[1]
+ *   rows, keys     the region that the outputs weights and map show: queries rows[0] to rows[1] - 1 and keys keys[0] to
+ *                  keys[1] - 1 of each batch row. An end of -1 means the number of queries or keys;
+ *                  attn_observe_region() replaces it.
+ *   map            size of the output map: number of cells along the queries, and along the keys. Query r lies in cell
+ *                  floor((r - rows[0]) map[0] / (rows[1] - rows[0])), and key c in cell
+ *                  floor((c - keys[0]) map[1] / (keys[1] - keys[0]))
  *   top            number of keys per query in top_keys
- *   key_mass_rows  key_mass is a sum over this many of the last queries of each sequence; 0: over all queries
- *   sequence       packed: index of the sequence whose region weights and map show; -1: none
+ *   key_mass_rows  number of queries, at the end of each sequence, over which key_mass is a sum; 0: all queries
+ *   sequence       in a packed problem, index of the sequence to which the region belongs; -1: none
  *   shown_keys     with page_table: number of keys per row in key_mass and in the default region; 0: as many as the
  *                  row's pages can hold
  *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. An lse whose absolute
@@ -353,8 +363,9 @@ typedef struct attn_observe {
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
  * A backward gets both out and lse, or neither; in the second case it computes them first.
  *
- * An observe reads q, k and all tensors and options that change scores; it has no v, and ignores dropout. P_ij =
- * exp(z_ij - lse_i); if a z_ij is NaN, all outputs of query i are NaN, and its top_keys are -1. */
+ * An observe (statistics of the probabilities P_ij = exp(z_ij - lse_i)) reads q, k and all tensors and options that
+ * change scores. It has no v, and ignores dropout. If a z_ij is NaN, all outputs of query i are NaN, and its top_keys
+ * are -1. */
 typedef struct attn_problem {
     attn_op op;
     union {
@@ -366,31 +377,32 @@ typedef struct attn_problem {
         attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors of the problem as an array, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
-    /* i', the position of query i among the keys, from which causal masks and windows count. Two choices: bottom right
-     * (i' = i + Sk - Sq), or top left (i' = i) */
+    /* Where query i stands among the keys: its position i', from which causal masks and windows count. Bottom right: i'
+     * = i + Sk - Sq. Top left: i' = i. */
     attn_alignment alignment;
     bool has_scale; /* whether `scale` is the softmax scale; if not, the softmax scale is 1/sqrt(D) */
     double scale;   /* the softmax scale: any float32; 0 and negative numbers are allowed */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    /* Whether keep_mask covers only the last n keys of each row, where n <= Sk is the size of its last axis; all
-     * earlier keys are kept. If not, keep_mask covers all keys. */
+    /* Whether keep_mask covers only the last n keys of each row, where n <= Sk is the size of its last axis. All
+     * earlier keys are then kept. If false, keep_mask covers all keys. */
     bool keep_mask_at_end;
     bool causal; /* whether query i sees only keys j <= i' (`alignment` says what i' is) */
     /* query i sees only keys i' - left <= j <= i' + right (`alignment` says what i' is); -1: no limit on this side */
     int64_t window_left;
     int64_t window_right;
-    /* probability with which dropout drops each P_ij, in [0, 1). The generator Philox4x32-10 decides by seed and
-     * position of the element (philox.h) */
+    /* The probability with which dropout drops each P_ij, in [0, 1). The generator Philox4x32-10 decides which elements
+     * are dropped, by `seed` and the position of the element (philox.h). */
     double dropout_p;
     uint64_t seed;
-    /* Set by attn_part_of(), so that a part of a problem drops the same elements as the whole problem: dropout draws
-     * the random numbers of head h of batch row b by the index dropout_first + b * dropout_heads + h. dropout_heads 0:
-     * the problem is not a part, and H is used. */
+    /* Set by attn_part_of(), so that a part of a problem drops the same elements as the whole problem: for head h of
+     * batch row b, dropout draws the random numbers of head index dropout_first + b * dropout_heads + h. If
+     * dropout_heads is 0, the problem is not a part, and the head index is b * H + h. */
     int64_t dropout_first, dropout_heads;
-    /* whether a backward must give the same bits each time it runs on one backend, and give batch rows and heads the
-     * bits that they have alone; two backends may still give different bits */
+    /* Whether a backward must give the same bits each time it runs on one backend. The gradients of a batch row or head
+     * then also have the same bits as if this row or head were computed alone. Two backends may still give different
+     * bits. */
     bool deterministic;
     attn_observe observe;
 
@@ -432,8 +444,8 @@ typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        /* In a packed problem, q has total_q rows and k has total_k rows. With page_table, total_k is an upper bound on
-         * the number of keys of all sequences. */
+        /* total_q: number of rows of q in a packed problem; total_k: number of rows of k. With page_table, total_k is
+         * an upper bound on the number of keys of all sequences. */
         total_k;
     int64_t pages, page_size; /* number of pages, and of slots in a page, if page_table is given; otherwise 0 */
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
@@ -443,20 +455,20 @@ typedef struct attn_dims {
  * not check that the shapes agree, because attn_check() itself uses it. */
 attn_dims attn_dims_of(const attn_problem *p);
 
-/* A tensor with one stride for each of its axes. In a view v, element (b, h, row, column) has the index
+/* A tensor's address, and its strides for batch, head and row. In a view v, element (b, h, row, column) has the index
  * b * v.batch + h * v.head + row * v.row + column. What h, row and column mean in each tensor:
  *
- *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the
- *                                 channel; in a pool of pages, batch is the page and row its slot: attn_key_at() of
- *                                 tiles.h
+ *   q k v out dout dq dk dv       h is the head of that tensor (of k and v: a key/value head), row the query or key,
+ *                                 column the channel. In a pool of pages, b is the page and row its slot: see
+ *                                 attn_key_at() of tiles.h
  *   lse dlse row_max entropy      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
  *   mask_startend_rows            h is h / mask_group, row the key, column the bound
  *   sinks alibi_slopes *_scale    row and column are 0
  *   top_keys top_weights          row is the query, column the rank of the key among the query's largest scores
  *   key_mass                      row is 0, column the key (packed: k_start + key)
- *   weights                       row and column count the queries and keys of observe's region; packed, batch is 0
- *   map                           row and column are the cell; packed, batch is 0
+ *   weights                       row and column count the queries and keys of observe's region; if packed, b is 0
+ *   map                           row and column are the cell; if packed, b is 0
  *   max_logit mean_entropy        row and column are 0 */
 typedef struct attn_view {
     void *data; /* address of the first element; NULL if the tensor is not given or has no elements */
@@ -472,11 +484,12 @@ typedef struct attn_geometry {
                          * group */
     int64_t mask_group; /* query head h reads head h / mask_group of mask_startend_rows */
     int mask_bounds;    /* size of the last axis of mask_startend_rows: 1, 2 or 4; 0 without that tensor */
-    /* number of columns of a keep_mask that covers only the last keys of each row; -1: keep_mask covers all keys */
+    /* Number of columns of a keep_mask that covers only the last keys of each row. -1: keep_mask covers all keys, or is
+     * not given. */
     int64_t keep_tail;
     bool causal, top_left;
-    /* the window: query i sees keys i' - left to i' + right. ATTN_UNBOUNDED: no limit on this side; causal sets `right`
-     * to 0 */
+    /* The window: query i sees keys i' - left to i' + right. ATTN_UNBOUNDED: no limit on this side. A causal mask sets
+     * `right` to 0. */
     int64_t left, right;
     double scale;
 #define X(name, id, least, most, rule, meaning) double name;
@@ -520,8 +533,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
  * score.h for each score, so they support every option that score.h defines. How keys are stored (pages, float8) is not
  * part of ATTN_ALL_SCORES; every kernel names those bits itself. */
 
-/* One row per option: id, name of the option in requests, condition under which a problem has the option's feature bit.
- * The options in ATTN_SCORE_OPTION_MAP are not in this table. */
+/* One row per option: id, name of the option in requests ("": none), condition under which a problem has the option's
+ * feature bit. The options in ATTN_SCORE_OPTION_MAP are not in this table. */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
@@ -568,9 +581,10 @@ extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST -
  * shapes, dtypes and options, but no memory of tensors. */
 uint64_t attn_features(const attn_problem *p);
 
-/* Returns the number of floating point operations of a problem, by the convention of the field: a forward has 2 * (D +
- * Dv) operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window and
- * lengths are counted exactly; other masks count as if they hid nothing. It reads only cu_seqlens and seqlens. */
+/* Returns the number of floating point operations of a problem, as papers on attention count them. A forward has 2 * (D
+ * + Dv) operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window
+ * and lengths are counted exactly; other masks count as if they hid nothing. The function reads only cu_seqlens and
+ * seqlens. */
 double attn_flops(const attn_problem *p);
 
 /* Returns the number of (query, key, head) triples that causal, window, lengths and FlashMask permit. Other masks count
@@ -595,7 +609,7 @@ typedef struct attn_verification {
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
  * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
  * been computed, with all tensors in host memory. The function needs 8 * Sk * (D + Dv) bytes of memory and 16 MiB more.
- * For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take some 0.2 s. */
+ * If B x Sq x H x Dv is 1 x 1024 x 8 x 64, all rows take some 0.2 s on one CPU core. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
 /* Does the work of attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares
@@ -646,9 +660,9 @@ typedef struct attn_lse_row {
 typedef struct attn_lse_look {
     int count; /* number of rows that attn_lse_choose() picked; the member `row` lists them */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* The results for each row: its lse by each variant of the scores, then the mean over the row's keys, weighted by
-     * P, of sqrt(sum_d (q_d k_d)^2). A variant is the problem's options as given, or without some of them
-     * (verify_lse.h). */
+    /* The results for each row: first the row's lse by each variant of the scores, then the size of the row's products.
+     * This size is the mean of sqrt(sum_d (q_d k_d)^2) over the row's keys, weighted by P. A variant is the problem's
+     * options as given, or without some of them (verify_lse.h). */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -675,7 +689,8 @@ typedef struct attn_device_info {
     double fastest_scores;
     double peak_flops; /* peak rate of the hardware in 16-bit floating point operations per second; 0: not known */
     double peak_bytes; /* peak rate of the device's memory in bytes per second; 0: not known */
-    /* a text that shows from which figures peak_flops and peak_bytes were computed; "" if nothing is known */
+    /* text that shows from which figures of the hardware peak_flops and peak_bytes were computed; "" if nothing is
+     * known */
     char peak_from[128];
     /* number of units that compute side by side: threads of a CPU, multiprocessors of a GPU; the rates in cost.c hold
      * for one unit */
@@ -714,21 +729,21 @@ attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory,
 void attn_staging_free(attn_device *device, void *memory, size_t bytes);
 
 enum { ATTN_HANDLE_BYTES = 64 };
-/* Maps memory of this device that another process has allocated. The other process, the lender, gives a handle for it
- * (CUDA: a cudaIpcMemHandle_t). *memory becomes the address of the memory in this process, and problems use the memory
- * in place. The lender may change its contents at any time, and must not free it before this process has released it. A
- * handle that is imported twice may give the same *memory; each import is released once. Errors: INVALID (no valid
- * handle, a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend
- * cannot import memory), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the driver; a
- * release may wait for all work of the device. Release everything before attn_device_close(). */
+/* Maps memory of this device that another process, the lender, has allocated. The lender gives a handle for this memory
+ * (CUDA: a cudaIpcMemHandle_t). *memory becomes the address of the memory in this process, so that problems can use it
+ * without a copy. The lender may change the contents at any time, and must not free the memory before this process has
+ * released it. A handle that is imported twice may give the same *memory; each import is released once. Errors: INVALID
+ * (no valid handle, a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the
+ * backend cannot import memory), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the
+ * driver; a release may wait for all work of the device. Release everything before attn_device_close(). */
 attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
                                void **memory, attn_error *err);
 void attn_device_release_import(attn_device *device, void *memory);
 
 /* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast as from
- * staging memory. Pinned pages stay in memory, even if they belong to a file that is truncated meanwhile: a copy then
- * has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot pin
- * memory, or the driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory
+ * staging memory. Pinned pages stay in memory. If they belong to a file that is truncated later, a copy has the old
+ * contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot pin memory, or the
+ * driver refuses), DEVICE_LOST. The function is thread-safe; CUDA's driver takes some 0.1 ms per MiB. Unpin the memory
  * once, before you unmap it and before attn_device_close(). */
 attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
 void attn_host_unpin(attn_device *device, void *memory);
@@ -736,7 +751,7 @@ void attn_host_unpin(attn_device *device, void *memory);
 /* ---- Kernels, and plans (which kernel computes a problem) -------------------------------------------------------- */
 
 /* What one kernel computes. A device tries its kernels in order, and the first that takes a problem computes it. A
- * kernel may still refuse a problem for its sizes or strides. */
+ * kernel whose row allows a problem may still refuse it because of its sizes or strides. */
 typedef struct attn_kernel {
     const char *name; /* name of the kernel: "avx512", "sm90", "generic" */
     attn_op op;
@@ -772,12 +787,12 @@ typedef struct attn_plan {
                                    * memory */
     const attn_kernel *kernel;
     uint64_t features; /* features of the problem, as attn_features() returns them */
-    /* bytes of workspace (attn_workspace()) that this problem needs; 0 if the backend computes one workspace size for
-     * all problems of an attn_run() */
+    /* Bytes of workspace (attn_workspace()) that this problem needs. 0 if the backend computes one workspace size for
+     * all problems of an attn_run() together. */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* bit t is set if the address of tensor t (attn_tensor_id) was not a multiple of 16 bytes when the plan was made;
-     * such a tensor may need another kernel than an aligned one */
+    /* Bit t is set if the address of tensor t (attn_tensor_id) was not a multiple of 16 bytes when the plan was made. A
+     * plan for an unaligned tensor may have another kernel than a plan for an aligned one. */
     uint64_t unaligned;
     /* sizes, addresses and strides of the problem; filled in only for backends that need them */
     attn_geometry geometry;
@@ -801,7 +816,8 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
  *   bytes    bytes of the tensors, and of the keys and values in pages; a kernel reads or writes at least these
  *   seconds  time on a device that has nothing else to do
  *   worst    the value of `seconds` if the scores of every row exceeded the range of float32
- *   because  name of the feature that costs most ("dalibi_slopes"); "" if products of q, k and v cost most */
+ *   because  the tensor, option or kind of rows that takes more than half of the time, such as "dalibi_slopes"; "" if
+ *            there is none, because products of q, k and v or several things share the time */
 typedef struct attn_cost {
     double flops, bytes, seconds, worst;
     const char *because;
@@ -818,8 +834,8 @@ attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
  * reads q, k and v at some 10 GB/s, and takes a few milliseconds longer than attn_cost_of(). */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
-/* Computes how many bytes of scratch memory (in device memory) attn_run() needs to compute the `count` plans in one
- * call. */
+/* Computes how many bytes of workspace (scratch memory on the device) attn_run() needs to compute the `count` plans in
+ * one call. */
 attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
@@ -830,10 +846,10 @@ void attn_stream_close(attn_stream *stream);
 
 typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 
-/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports the end. One
- * thread at a time uses a stream. On a unified device, where attn_run() returns when all is computed, several threads
- * may compute side by side, each on a stream of its own. An error of the copy may be reported by any later call on the
- * stream. */
+/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports the end. Only
+ * one thread at a time may use a stream. A unified device (one that computes in host memory) computes inside
+ * attn_run(), so several threads may compute at the same time, each on a stream of its own. An error of the copy may be
+ * reported by any later call on the stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
@@ -870,9 +886,9 @@ attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *sou
                            attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
- * plans must be made for the stream's device, and must stay valid during the call. The bits of each result depend on
- * its own problem alone: not on the other problems or their order, not on the threads or the load. `workspace` may be
- * NULL; the call then allocates one. After an error none of the outputs may be used. */
+ * plans must be made for the stream's device, and must stay valid during the call. The bits of each result depend only
+ * on its own problem. They do not depend on the other problems or their order, the number of threads or the load.
+ * `workspace` may be NULL; the call then allocates one. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Sums: arrays of float32 numbers (parts) are added up in a fixed order --------------------------------------- */
@@ -907,8 +923,8 @@ attn_status attn_sum_parts(attn_stream *stream, const attn_sum *sum, attn_error 
  *
  *   A part whose lse is -inf is empty: it adds nothing, its out is not read, and its gradients are 0.
  *   Where all parts are empty, out is 0 and lse is -inf.
- *   Where an lse is NaN or +inf, all results of the row are NaN: the quotient of two infinities is not known.
- *   NaN in the out of a part that is not empty makes that number of out NaN, however little the part weighs.
+ *   Where an lse is NaN or +inf, all results of the row are NaN, because the w_p of this part is not a number.
+ *   NaN in the out of a part that is not empty makes that number of out NaN, however small w_p is.
  *   Where only one part is not empty, the result equals that part; -0 becomes 0.
  *   A sink is one more part, behind the others. Its lse is sinks[h] and its out is 0. -inf: the head has no sink. */
 enum { ATTN_MERGE_PARTS = 64 }; /* the largest number of parts of one merge */
@@ -956,7 +972,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
 /* Queues the computation of lse for the rows that attn_lse_choose() picked. Call it after the copies of q and k have
  * been queued on the same stream. The tensors of the problem are in device memory. The results go to `found`, device
  * memory of the size of look->found, and the caller copies them to look->found afterwards. Returns UNSUPPORTED on a
- * unified device. */
+ * unified device (one that computes in host memory). */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -988,8 +1004,8 @@ void attn_stream_heed(attn_stream *stream, const int *cancel);
  * threads, however many streams each owner has. NULL counts as an owner like any other. Call it from the stream's
  * thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
-/* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that
- * is not unified it returns 0: use attn_stream_elapsed_us() there. Call it from the stream's thread. */
+/* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a GPU it
+ * returns 0; use attn_stream_elapsed_us() there. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
@@ -1015,10 +1031,11 @@ double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err);
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
-/* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.
- * attn_stream_note() queues a note (a write to host memory) behind all work; attn_stream_noted() says whether the
- * device has reached it. After an error the device may never reach the note, so a caller that has polled long enough
- * should call attn_stream_done(). Returns UNSUPPORTED if the backend has no notes. */
+/* attn_stream_note() and attn_stream_noted() detect the end of the work on a stream without a call of the driver, whose
+ * lock would block other threads. attn_stream_note() queues a note (a write to host memory) behind all work.
+ * attn_stream_noted() returns whether the device has written the note. After an error the device may never write it, so
+ * a caller that has polled long enough should call attn_stream_done(). Returns UNSUPPORTED if the backend has no
+ * notes. */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 
@@ -1063,9 +1080,9 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 
-/* How far a problem's result is from its truth (the float64 result): the largest |result - truth|, and the largest
- * finite |truth|. The difference is infinite where exactly one of the two numbers is finite, and 0 where both are NaN
- * or the same infinity. Rows of padding do not count. */
+/* How far a problem's result is from its truth (the float64 result). max_abs: the largest |result - truth|; largest:
+ * the largest finite |truth|. The difference is infinite where exactly one of the two numbers is finite, and 0 where
+ * both are NaN or the same infinity. Rows of padding do not count. */
 typedef struct attn_truth_distance {
     double max_abs, largest;
 } attn_truth_distance;

@@ -43,7 +43,7 @@ char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind k
 /* Returns the size that an axis letter stands for in this problem, such as Sq for 'q'. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
 
-/* Returns the size that an axis letter stands for. In contrast to attn_axis_size(), the function also knows the axes of
+/* Returns the size that an axis letter stands for. In contrast to attn_axis_size(), the function also has the sizes of
  * the outputs of an observe (statistics of probabilities). */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 

@@ -44,11 +44,12 @@ static inline attn_status attn_given_up(attn_error *err)
     return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
 }
 
-/* The functions of a backend. attention.h says what each must do: see the function with the same name after attn_. */
+/* The functions of a backend. attention.h documents them under longer names: copy() as attn_copy(), mark() as
+ * attn_stream_mark(), and so on. */
 struct attn_backend {
     const char *name;
-    /* whether the backend's devices are other devices than the host's processor; the server's option --devices gives
-     * them numbers */
+    /* Whether the backend's devices are not the host's processor. The server's option --devices numbers such
+     * devices. */
     bool is_gpu;
     int (*count)(void);
     attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
@@ -84,7 +85,8 @@ struct attn_backend {
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* NULL if the backend cannot measure the time from an event on one stream to an event on another */
+    /* returns the time from a mark (time stamp) on one stream to a mark on another; NULL if the backend cannot measure
+     * it */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
     /* may be NULL; attn_stream_note() then returns ATTN_UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
@@ -95,12 +97,12 @@ struct attn_backend {
     /* `pin` and `unpin` are NULL if the backend cannot pin host memory */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Computes on the device what attn_lse_judge() needs: for each row in `look`, the sum of exp(score) over its keys.
-     * NULL: the host computes these sums. */
+    /* Computes on the device what attn_lse_judge() needs: the numbers of attn_lse_look.found for each row in `look`.
+     * NULL: the host computes them. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
-    /* Queues some 25 ms of the work of a run (see attn_run_some()). Not called for empty problems. NULL: run() computes
-     * everything before it returns, so the backend has no work to queue. */
+    /* Queues some 25 ms of the work of a run (see attn_run_some()). Not called for empty problems. NULL: run() returns
+     * only when everything is computed, so there is no work to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
     /* returns whether run_some() has left out rows that are slow to compute; NULL: run_some() computes all rows */
@@ -115,8 +117,8 @@ struct attn_backend {
                                  attn_truth_distance *distances, attn_error *err);
 };
 
-/* Returns whether the problem's dtype, head sizes and features are among those that *kernel lists. Even then the kernel
- * may refuse the problem, in its backend's function plan(). */
+/* Returns whether *kernel lists the problem's dtype, head sizes and features as supported. Even then the kernel may
+ * refuse the problem, in its backend's function plan(). */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
 /* Does what attn_plan_make() does, but with the given features. Tests pass a feature that no kernel supports. */

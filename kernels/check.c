@@ -2,10 +2,10 @@
  *
  * A client reads the messages as they are, so each is one sentence that names tensor, index, value and rule:
  *     k: shape[2] is 3, must divide the 8 heads of q
- * Axes are counted as the client gave them, whatever the layout; the pointer (attn_error.member) leads to the
- * offending member.
+ * Axes are counted in the order in which the client gave them, whatever the layout. attn_error.member is a JSON pointer
+ * to the wrong member, such as "/k/shape/2".
  *
- * The steps, in order; the first fault found is the one reported:
+ * The check has these steps, in this order, and reports the first fault that it finds:
  *   1. q, k and v: whether they are given, their ranks, dtypes and sizes, and whether these agree. Later steps may call
  *      attn_dims_of().
  *   2. which tensors may be given together (packed or not, fp8 scales only with fp8, gradients only of given tensors)
@@ -16,8 +16,9 @@
  *      page_table, mask rows, keep_mask, bias, sinks, slopes, fp8 scales. The host reads them here. Values of q, k, v
  *      and gradients are not checked.
  *
- * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
- * lengths (Sq * Sk) and all offsets can be computed without further checks; B * H is at most ATTN_MAX_HEADS. */
+ * Limits of sizes: every axis is at most AXIS_MAX, every tensor's bytes fit in int64_t, and B * H is at most
+ * ATTN_MAX_HEADS. Other code therefore computes sums and products of two lengths (Sq * Sk), and offsets, without a
+ * check for overflow. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -68,7 +69,8 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* each axis takes up to 20 bytes for an int64_t with its sign, and 2 for a comma and a space */
+/* bytes of the text "[1, 2, 3, 4]": each index takes up to 20 bytes (an int64_t with its sign), and 2 for a comma and a
+ * space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {
@@ -552,7 +554,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* a bias has no limit: even -inf is valid */
+    (void)limit; /* `limit` is not used, because a bias has no limit: every number that is not NaN or +inf is valid */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -589,8 +591,8 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Calls `test` for every row of a tensor (the elements along its last axis). If a row fails, the error message says
- * which value is wrong, and then what it must be (the text `rule`). */
+/* Calls `test` for every row of a tensor (the elements along its last axis). If a row has an invalid element, the error
+ * message gives the element's value and then the text `rule`, which says what it must be. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -713,7 +715,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows are the same memory, and its first `seen` entries have been checked */
+        /* with stride 0 all rows of page_table are the same memory, of which the first `seen` entries have been
+         * checked */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)

@@ -2,15 +2,17 @@
  *
  * An estimate multiplies the number of (query, key, head) triples by the kernel's rates, adds the extra time of tensors
  * and options, and divides by the number of the device's units that have work. All rates are nanoseconds of one unit
- * (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU). A GPU block for 128 rows takes as long if it
- * has a single row. On another machine of the same kind the real time may be a third or three times the estimate.
+ * (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU). A GPU block for 128 rows takes as long for a
+ * single row as for 128. On another machine of the same kind the real time may be a third or three times the estimate.
  * `build/cost-bench` prints estimates beside measurements; use it to measure a new or faster kernel.
  *
- * Machines
- *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
- *          amx from MEASUREMENTS.md ("The CPU kernels": Sapphire Rapids, 2026-11-20); neon and neon_bf16 were not
- *          measured and have avx2's rates; where neon_bf16 multiplies in bf16, `product` is half of avx2's
- *   cuda   one H100 (132 multiprocessors), 2026-11-26; float8, latent and decode from MEASUREMENTS.md */
+ * Machines on which the rates were measured:
+ *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26.
+ *          The rates of amx are from MEASUREMENTS.md ("The CPU kernels": Sapphire Rapids, 2026-11-20). neon and
+ *          neon_bf16 were not measured, and have avx2's rates. Where neon_bf16 multiplies in bf16, its `product` is
+ *          half of avx2's.
+ *   cuda   one H100 (132 multiprocessors), 2026-11-26. The rates of float8, latent and decode are from
+ *          MEASUREMENTS.md. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -52,7 +54,8 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes of q: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* nanoseconds for each head of each sequence; with GPU kernels that work in blocks, for each thread block */
+    /* nanoseconds for each head of each sequence; for GPU kernels whose thread blocks compute tiles of rows,
+     * nanoseconds for each thread block */
     double head;
     /* nanoseconds to read or pack one number of K or V */
     double number;
@@ -72,8 +75,8 @@ enum { FEW_ROWS = 8 };
 /* The measured rates of all kernels. The columns are the members of struct rate: kernel, operation, dtypes, family;
  * head, number, pair, product; strange, strange_product, cheap, most.
  *
- * The generic backward must compute a row again if its scores exceed the range of float32. With 64 columns, such a row
- * takes 400 ns per (query, key, head) triple if each block has a multiprocessor to itself, and 1450 ns on a full
+ * The generic backward must compute a row again if its scores exceed the range of float32. With head size 64, such a
+ * row takes 400 ns per (query, key, head) triple if each block has a multiprocessor to itself, and 1450 ns on a full
  * device. The rate in the table lies between the two. */
 /* clang-format off */
 static const struct rate rates[] = {
@@ -141,12 +144,13 @@ static const struct rate few_rows[] = {
 
 /* The parts of the device that do the extra work of an option (struct extra).
  *   TILES  the blocks that compute the kernel's tiles
- *   WAITS  the same blocks, but a block that is alone on its multiprocessor waits for memory half of the time
+ *   WAITS  the blocks that compute the kernel's tiles; if a block is alone on its multiprocessor, it waits for memory
+ *          half of the time
  *   ROWS   one warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to the work of one (query, key, head) triple. If a problem has any of the features of a
- * row of this table, the row's time is added once. */
+/* Each row has the time that some features (tensors or options) add to the work of one (query, key, head) triple. If a
+ * problem has at least one of the features of a row, the row's time is added once. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -263,7 +267,7 @@ enum {
     OPTIONS_BLOCK = 64, /* number of query rows in a block of the generic forward with options */
     /* number of rows that a multiprocessor computes at a time in kernels with one warp per query row */
     WARPS = 32,
-    COLUMNS = 64, /* tiles are this many columns wide, or a multiple of it */
+    COLUMNS = 64, /* tiles have this many columns of a head, or a multiple of it */
     /* number of columns that one block of the generic kernels computes; heads up to this size need only one block */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* number of rows that a block of sm90_wide computes */
@@ -305,14 +309,14 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
     return r->family == GENERIC && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS || takes_wide_floats);
 }
 
-/* How many times as long a float32 column takes in the generic kernels for wide heads as in those for head sizes up to
- * WIDE_COLUMNS, whose rates are in the table: 3.8 in a forward, and 4 in a backward with head size 512 (H200,
- * 2026-11-28). */
+/* The time of a float32 column in the generic kernels for wide heads, divided by its time in the generic kernels for
+ * head sizes up to WIDE_COLUMNS. The table `rates` has the time for head sizes up to WIDE_COLUMNS. The quotient was
+ * measured on an H200 on 2026-11-28: 3.8 in a forward, and 4 in a backward with head size 512. */
 #define WIDE_FLOAT 4
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
- * WIDE_COLUMNS columns). A backward divides it by 2.5, because its rates are per column of D + Dv and contain five
- * products of (D + Dv) / 2 columns each. */
+ * WIDE_COLUMNS columns). For a backward, this number is divided by 2.5. The backward's rates are per column of D + Dv,
+ * and cover five products of (D + Dv) / 2 columns each. */
 static double wide_columns(const attn_dims *d, attn_dtype dtype, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
@@ -336,8 +340,8 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
                                  : !hopper_wide ? 1
                                  : back         ? ceil((double)d->D / WIDE_COLUMNS) + ceil((double)d->Dv / WIDE_COLUMNS)
                                                 : ceil((double)d->Dv / HOPPER_WIDE_COLUMNS);
-    /* a block of the backward of sm90_wide reads scores from memory; in other kernels each block of columns computes
-     * the scores again */
+    /* each block of columns computes the scores again; only a block of the backward of sm90_wide reads them from
+     * memory */
     const double scores = hopper_wide && back ? 1 : column_blocks;
     const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;
     const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
@@ -392,7 +396,8 @@ static double plain_ns(const struct rate *r, const struct work *w)
 
 static void add_extras(struct sum *sum, const struct rate *r, const struct work *w, const attn_plan *plan)
 {
-    /* the gradients of options (dbias, dalibi_slopes) of float32 are computed by one warp for each row */
+    /* in float32 problems, the generic kernels compute the gradients of options (dbias, dalibi_slopes) with one warp
+     * for each row */
     const enum by other = plan->problem->q.dtype == ATTN_F32 ? TILES : ROWS;
     for (size_t n = 0; n < sizeof extras / sizeof *extras; n++) {
         const struct extra *e = &extras[n];
@@ -409,8 +414,9 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* Returns how many times an observe computes the score of a (query, key) pair, on average. The outputs with one number
- * per row take all scores once. Each output that shows or sums probabilities takes some of the scores once more. */
+/* Returns how many times an observe (statistics of probabilities) computes the score of a (query, key) pair, on
+ * average. All scores are computed once, for the outputs with one number per row. For each output that shows or sums
+ * probabilities, some of the scores are computed once more. */
 static double scores_made(const attn_problem *p, const attn_dims *d)
 {
     const attn_observe *const o = &p->observe;
@@ -423,8 +429,9 @@ static double scores_made(const attn_problem *p, const attn_dims *d)
     return p->map.rank ? times + region : times;
 }
 
-/* Nanoseconds per (query, key) pair that the output top_keys adds. The generic kernel has a separate pass for top_keys:
- * 1.35 ns for 8 keys and D = 128 on an H200, 2026-11-27. */
+/* Time that the output top_keys adds to each (query, key, head) triple, in nanoseconds of one unit (a thread of a CPU,
+ * a multiprocessor of a GPU). The generic kernel has a separate pass for top_keys, which was measured on an H200 on
+ * 2026-11-27: 1.35 ns for 8 keys and D = 128. */
 #define TOP_PAIR         0.5
 #define TOP_PAIR_GENERIC 1.3
 
@@ -504,8 +511,8 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
     const bool generic = r->family == GENERIC || r->family == DECODE;
-    /* number of (query, key, head) triples that the kernel computes; the generic kernel does not skip tiles that
-     * FlashMask hides, so it computes more than attn_scores() counts */
+    /* Number of (query, key, head) triples that the kernel computes. The generic and decode kernels do not skip tiles
+     * that FlashMask hides, so they compute more triples than attn_scores() counts. */
     const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p);
     const attn_strange_limits limits = { .from = r->most,
                                          .cheap_from = generic && (plan->features & OPTIONS) ? GENERIC_CHEAP : INFINITY,
@@ -538,7 +545,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
     if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
     const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
-    /* bytes of out and lse of one part; `out` and `lse` of the merged result have the same size */
+    /* bytes of out and lse of one partial result; the merged out and lse have the same size */
     const double one = (double)numbers * (double)attn_dtype_bytes(out->dtype) + 4 * (double)rows;
     return (attn_cost){ .flops = 2 * all * (m->gradients ? 3 : 1),
                         .bytes = one * (m->count + 1) * (m->gradients ? 2 : 1),

@@ -2,8 +2,8 @@
  *
  * Batch rows and heads with the same masks are counted once, as one plane. Causal, window and lengths are counted by a
  * closed form. FlashMask is counted key by key: up to three intervals of rows see a key. keep_mask and bias are counted
- * element by element. One call of attn_counter_step() takes at most STEP_WORK keys, elements or bands (a band is as
- * many rows as a tile has), plus one row or one block of keys. */
+ * element by element. One call of attn_counter_step() counts at most STEP_WORK keys, elements or bands (a band is as
+ * many rows as a tile has), or a single row or block of keys that has more of them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,14 +30,15 @@ struct attn_counter {
     /* number of (batch row, head) pairs with the same masks that a counted plane stands for */
     double each;
 
-    /* `plane`: the plane (batch row and head) that is being counted. `next`: the band (group of rows), block of keys,
-     * or row with which the next step goes on. */
+    /* `plane`: the plane (batch row and head) that is being counted. `next`: where the next step goes on, as the index
+     * of a band (group of rows), of a block of keys, or of a row. */
     int64_t plane, next;
     attn_sequence s;
-    /* Numbers of visible (query, key) pairs. With keep_mask or bias (BY_ELEMENTS), counts[n] is for block n of the keys
-     * and the present band (group of rows). With FlashMask (BY_KEYS), the sum of counts[0] to counts[n] is for band n
-     * and the present block of keys. This sum has only those intervals of rows (which see one key) that begin before
-     * the band and end after it. */
+    /* Numbers of visible (query, key) pairs. A band is a group of tile[0] rows, and a block is tile[1] keys. With
+     * keep_mask or bias (BY_ELEMENTS), counts[n] is the number of pairs of the present band with block n. With
+     * FlashMask (BY_KEYS), the sum of counts[0] to counts[n] is a number of pairs of band n with the present block. It
+     * counts only keys that all rows of band n see, in an interval of rows that reaches beyond the band on both
+     * sides. */
     int64_t *counts;
     attn_counts found;
 };
@@ -148,9 +149,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* Counts rows [lo, hi), all of which see one key, for the bands (groups of tile[0] rows) to which they belong. `parts`
- * has a number of rows for each band, and counts the rows of the first and the last band. c->counts counts the bands
- * between these two. It stores the difference between each band's number of rows and that of the band before. */
+/* For one key, which rows lo to hi - 1 see: adds how many rows of each band (group of tile[0] rows) see the key. The
+ * numbers of the first and the last of these bands go to `parts`. All rows of the bands between them see the key;
+ * c->counts gets their numbers as differences between neighbouring bands. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];

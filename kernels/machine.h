@@ -11,11 +11,11 @@
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
-    /* clock of the first core in Hz: the highest, or the present one if the system does not report the highest; 0: the
+    /* highest clock of the first core in Hz, or the present clock if the system does not report the highest; 0: the
      * system reports neither */
     double hertz;
-    /* the smallest limit on the number of threads (pids) that a cgroup of this process sets for all its processes
-     * together; INT64_MAX: no limit */
+    /* the smallest limit that a cgroup of this process sets on the number of threads of all its processes (pids);
+     * INT64_MAX: there is no limit */
     int64_t threads;
 };
 

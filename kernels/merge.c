@@ -344,7 +344,7 @@ static attn_merge_plan plan_of(const attn_merge_problem *m)
 {
     const attn_tensor *const out = &m->parts[0].out;
     const bool packed = out->rank == 3;
-    /* the last three sizes of out: rows, heads and columns; in layout bhsd heads, rows and columns */
+    /* sizes of the last three axes of out: rows, heads and columns; in layout bhsd heads, rows and columns */
     const int64_t *const s = out->shape + out->rank - 3;
     const int rows = m->layout == ATTN_BHSD && !packed;
     attn_merge_plan plan = { .B = packed ? 1 : out->shape[0], .Sq = s[rows], .H = s[1 - rows], .Dv = s[2] };

@@ -1,16 +1,16 @@
 /* philox.h: which probabilities dropout drops, on host and device.
  *
- * The generator is addressed by element, not by the order in which a kernel visits elements: whether P_ij of head h
- * of batch row b is kept depends on (seed, b, h, i, j) and on nothing else. Forward and backward, every tile size,
- * every backend and every mask therefore drop the same elements, and a backward needs only the seed.
+ * Whether P_ij of head h of batch row b is kept depends only on (seed, b, h, i, j), and not on the order in which a
+ * kernel visits elements. Forward and backward, every tile size, every backend and every mask therefore drop the same
+ * elements, and a backward needs only the seed.
  *
  *   key      the 64-bit seed, low word first
- *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index;
- *                                                a part of a problem uses the indices of the whole: attn_dropout_head()
- *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half
- *            j mod 8
- *   keep     element j is kept if its half >= round(dropout_p * 65536), so dropout_p counts in steps of 2^-16; kept
- *            probabilities are divided by 1 - dropout_p
+ *   counter  (j div 8, i, b * H + h, 0). In a packed problem i and j are indices in the sequence, and b is the index of
+ *            the sequence. A part of a problem uses the indices of the whole problem (attn_dropout_head()).
+ *   halves   the four result words have eight halves of 16 bits, the low half of word 0 first. Element j has half
+ *            j mod 8.
+ *   keep     element j is kept if its half >= round(dropout_p * 65536), so dropout_p counts in steps of 2^-16. Kept
+ *            probabilities are divided by 1 - dropout_p.
  *
  * Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011), Philox4x32 with ten rounds. Its
  * known answers are in tests/unit/kernels/test_philox.c. */
@@ -68,8 +68,8 @@ ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
     return (uint32_t)(dropout_p * 65536.0 + 0.5);
 }
 
-/* Returns whether dropout keeps element (i, j) of a head. Vector code decides for all elements of a
- * group at a time. */
+/* Returns whether dropout keeps element (i, j) of a head. Vector code does not call this function, but decides for a
+ * group of eight elements at a time. */
 ATTN_HD bool attn_dropout_keep(uint64_t seed, int64_t head_index, int64_t i, int64_t j, uint32_t threshold)
 {
     return attn_dropout_half(attn_dropout_words(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;

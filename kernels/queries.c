@@ -24,8 +24,8 @@ bool attn_queries_divide(const attn_problem *p)
     if (p->window_left >= 0) return false;
     if (!is_bounded(p)) return true;
     if (p->seqlens_k.rank && p->alignment != ATTN_TOP_LEFT) return false;
-    /* A part (some of the queries) gives the same bits as the whole problem only if the window of every part is
-     * narrower than the keys, because kernels use other code for wider windows. */
+    /* Kernels use other code for windows that are wider than the number of keys. A part (some of the queries) gives the
+     * same bits as the whole problem only if no part has such a window. */
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 

@@ -1,9 +1,9 @@
 /* queries.h: makes a problem (the part) from some of the queries of another problem (the whole).
  *
  * The part has queries `first` to `end` - 1 and all keys, as views of the same memory. In the whole, a causal mask lets
- * query i see the keys up to i plus a constant. In the part this query has the index i - first. The part therefore has
- * a window to the right that is wider by `first` (alignment: top left), so each query sees the same keys. All kernels
- * compute such windows.
+ * query i see the keys up to i plus a constant. In the part this query has the index i - first. Instead of the causal
+ * mask, the part has a window with alignment top left, which reaches to the right by the constant plus `first`. Each
+ * query then sees the same keys as in the whole. All kernels compute such windows.
  *
  * If one kernel computes the part and the whole, and `first` is a multiple of ATTN_QUERY_UNIT, both give the same bits
  * of out, lse and dq. For dq the backward must also be deterministic. Gradients that are sums over queries
@@ -18,8 +18,8 @@ extern "C" {
 #endif
 
 /* If a problem is divided by queries, each part begins at a multiple of this number of queries. The number is a
- * multiple of QUERY_TILE, because backwards add up dq in tiles of QUERY_TILE queries. It is also a multiple of
- * SPLIT_ROWS, because SPLIT_ROWS rows of float32 numbers share an exponent. */
+ * multiple of QUERY_TILE, because CUDA's backwards add up dq in tiles of QUERY_TILE queries. It is also a multiple of
+ * SPLIT_ROWS, because CUDA's float32 kernels use one exponent for all numbers of SPLIT_ROWS rows. */
 enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot if an option counts queries from

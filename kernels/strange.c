@@ -10,14 +10,14 @@
 #include "kernels/score.h"
 
 enum {
-    /* largest number of rows that are sampled. If 1 row in 64 is slow to compute, the sample may miss it, and the
+    /* Largest number of rows that are sampled. A sample of 64 rows may miss slow rows if only 1 row in 64 is slow. The
      * problem then takes up to three times as long as estimated. */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* cost of finding a key in memory, as a number of elements that can be read in the same time (some 16 ns) */
+    /* cost of finding a key in memory (some 16 ns), as a number of elements of k that are read in the same time */
     KEY_NUMBERS = 16,
-    /* largest number of elements of k that are read for all sampled rows together (about a millisecond of work). The
-     * first LEAST_ROWS rows are read even if they exceed this limit. */
+    /* Largest number of elements of k that are read for all sampled rows together (about a millisecond of work). At
+     * least LEAST_ROWS rows are sampled, even if they exceed this limit. */
     NUMBERS = 1 << 19,
     /* largest number of elements of k that are read for one row. If the row's keys have more, only evenly spaced keys
      * are read, beginning with a random key. */
@@ -35,7 +35,7 @@ struct look {
     attn_score_options options;
     double most, cheap_from;
     /* A row is slow to compute if D * scale * largest |q| * largest |k| is at least this number
-     * (attn_strange_limits.bound_from). Infinity: no row is slow for this reason. */
+     * (attn_strange_limits.bound_from). Infinity: this product makes no row slow. */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
@@ -222,8 +222,8 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* Returns the absolute value of the factor by which q . k is multiplied: |scale| times the float8 scales of the row's
- * key/value head. */
+/* Returns |scale| times the float8 scales of the row's key/value head: the absolute value of the factor by which q . k
+ * is multiplied. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -372,7 +372,8 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    /* reads one row of each of `count` groups of rows, which have equal sizes */
+    /* divides all rows into `count` groups of equal size (the last group also has the remainder), and reads one row of
+     * each */
     for (int64_t n = 0; n < count; n++) {
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);

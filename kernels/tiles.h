@@ -3,32 +3,32 @@
  * Every backend needs the same facts about a problem. These functions are the only source of them:
  *
  *   where is row i of head h?   attn_geometry_of() turns each tensor, whatever its layout or packing, into an
- *                               attn_view, with a stride each for batch, head and row; 0 for a broadcast axis.
+ *                               attn_view, which has strides for batch, head and row. A broadcast axis has stride 0.
  *   where is key j?             attn_key_at(): in a row of k and v, or in a slot of a page.
  *   how long is sequence b?     attn_sequence_of(): the start and length of its queries and keys, packed or not.
  *   how much room has b?        attn_room_of(): rows behind its length are padding, or a gap before sequence b + 1.
  *   which keys may i see?       attn_keys_of(): the interval [lo, hi) left by causal, window, alignment and lengths.
  *   which queries may see j?    attn_rows_of(): the interval of queries, for the gradients of k and v.
- *   is a tile worth a visit?    attn_mask_classify(): FlashMask hides it wholly, not at all, or in part.
+ *   can a tile be skipped?      attn_mask_classify(): FlashMask hides the tile wholly, not at all, or in part.
  *
  * Invariants:
- *   1. A row's index inside its sequence is i; its address uses q_start + i. Unpacked, q_start is 0 and `batch` is a
- *      stride; packed, `batch` is 0 and q_start says where the sequence begins. One expression serves both.
- *   2. Alignment, ALiBi and dropout see the lengths and indices of the sequence, never of the packed tensor.
- *   3. Everything is 64-bit. attn_check() keeps every axis below 2^31, so sums of two lengths and a clamped window
- *      fit. */
+ *   1. Row i of a sequence is row q_start + i of its tensor. If the tensor is packed, q_start says where the sequence
+ *      begins, and the stride `batch` is 0. Otherwise q_start is 0. One expression gives the address in both cases.
+ *   2. Alignment, ALiBi and dropout use the lengths and indices of the sequence, never those of the packed tensor.
+ *   3. All lengths and indices are 64-bit. attn_check() keeps every axis below 2^31, so sums of two lengths and a
+ *      window side (at most ATTN_UNBOUNDED) do not overflow. */
 #ifndef ATTN_TILES_H
 #define ATTN_TILES_H
 
 #include "dtype.h"
 
-/* An lse of this size or more is too coarse: its last bit in float32 is worth 2, so exp(z - lse) may be wrong by a
- * factor of e. A backward that gets such a large lse computes lse from the scores instead. */
+/* An lse whose absolute value is this large or larger is too coarse: its last bit in float32 is worth 2, so exp(z -
+ * lse) may be wrong by a factor of e. A backward that gets such an lse computes lse from the scores instead. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* The largest difference, as a share of lse, at which the lse of a row counts as equal to the score of the only key
- * that the row sees. Rounding in float32 makes them differ: by up to 3e-7 of their value in the forward, by half a unit
- * in the last place when lse is stored, and by as much again when the backward computes the score. */
+/* If a row sees only one key, its lse equals the score of this key, except for rounding in float32. This is the largest
+ * difference, relative to lse, at which the two count as equal. The forward rounds by up to 3e-7 of the value. Storing
+ * lse rounds by half a unit in the last place, and so does the score that the backward computes. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -94,7 +94,8 @@ ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
     return d->packed && d->page_size == 0;
 }
 
-/* The value of a window side without limit: larger than the distance of any key from any query. */
+/* The value of left or right where the window has no limit on that side. It is larger than the distance of any key from
+ * any query. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
 /* Computes the geometry of `p` (sizes, addresses and strides). It reads only shapes and strides, and none of the

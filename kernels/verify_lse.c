@@ -8,15 +8,15 @@
  *   2. one conversion makes the lse of every row correct: lse was computed in base 2, with another scale, or without a
  *      mask. The message names the conversion.
  *
- * The lse of a part of the keys might look like case 2 by chance. At least ENOUGH_ROWS rows must therefore fit the
- * conversion, and no row may contradict it. A conversion adds a number to each row's lse. These numbers must differ
- * between rows by more than 2 APART tolerances.
+ * If k has only a part of the keys, lse might look like case 2 by chance. At least ENOUGH_ROWS rows must therefore fit
+ * the conversion, and no row may contradict it. A conversion adds a number to each row's lse. The largest and the
+ * smallest of these numbers must differ by more than 2 * APART tolerances.
  *
  * Tolerances of lse. The client may have rounded q and k after it computed lse. u = 2^-10 (bfloat16: 2^-8, float8:
  * 2^-3) is the relative error of a product whose two factors were rounded. The size of a key is |scale| sqrt(sum_d (q_d
  * k_d)^2). The size of a row is the mean of its keys' sizes, weighted by P.
- *   refused as more than 1    2^-9  + u sqrt(D) size, if all D errors have the same sign; u is at least 2^-8 here
- *   taken for equal           2^-10 + u size, if errors are independent, as they nearly always are
+ *   refused as more than 1    2^-9  + u sqrt(D) size, which allows for D errors of the same sign; u is at least 2^-8
+ *   taken for equal           2^-10 + u size, which allows for independent errors, the usual case
  * To both tolerances, 2^-21 of lse is added, because lse is a float32 that was summed from other numbers. With softcap,
  * 2^-11 of the softcap is added too: the error of the GPUs' instruction tanh.approx.
  *
@@ -42,8 +42,8 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. If two
- * rows are compared by such differences, the limit is twice as large. */
+/* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. A
+ * difference between such differences of two rows must exceed twice this limit. */
 #define APART 4
 
 /* ---- The variants: options that a client may have left out ------------------------------------------------------- */
@@ -93,8 +93,8 @@ lse_variants lse_variants_of(const attn_problem *p)
         const unsigned without = table[v].without;
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
-        /* The variant of lse that leaves out all masks applies only if the problem has several masks. If it has one, an
-         * earlier variant, which leaves out this mask, gives the same lse. */
+        /* A problem with only one mask has a variant that leaves out this mask. Leaving out all masks would give the
+         * same lse, so that variant applies only to problems with several masks. */
         if (without == LSE_MASKS) all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -196,8 +196,8 @@ struct reader {
 /* number of elements that an inner loop computes; its fixed length lets the compiler vectorise the loop */
 enum { AT_ONCE = 8 };
 
-/* Converts a float16 to float32 without branches. Its bits, shifted to where float32 has exponent and fraction, are a
- * float32 that is the number times 2^-112. This holds for subnormals too. */
+/* Converts a float16 to float32 without branches. If the bits are shifted to where float32 has exponent and fraction,
+ * they are a float32 of 2^-112 times the number. This holds for subnormals too. */
 static float widen_half(uint16_t bits)
 {
     const uint32_t magnitude = bits & 0x7fffu, infinite = magnitude >= 0x7c00u ? 0x7f800000u : 0;
@@ -272,7 +272,7 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = factor * attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        /* a hidden key may hold NaN, so k is read only if a variant of the scores (way to compute them) sees the key */
+        /* reads k only if some variant (way to compute the scores) sees the key, because a hidden key may hold NaN */
         bool read = false;
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
@@ -301,17 +301,17 @@ static bool is_told(const attn_lse_row *row, const double *found)
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
 }
 
-/* Returns the relative rounding error of a product of a number of q and a number of k. The client may have rounded q
- * and k after it computed lse. */
+/* Returns the relative error of a product of an element of q and an element of k. It is not 0, because the client may
+ * have rounded q and k after it computed lse. */
 static double unit_of(const attn_problem *p)
 {
     if (p->q.dtype == ATTN_F8E4M3 || p->k.dtype == ATTN_F8E4M3) return 0x1p-3;
     return p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10;
 }
 
-/* Returns how far the given lse of a row may be from a computed one: `loose` before it is refused as too small, `tight`
- * to count as equal. `loose` allows for a client that computes lse from q and k rounded to bfloat16, and sends q and k
- * as they were before rounding. */
+/* Returns two tolerances for the difference between the given lse of a row and a computed lse. Up to `tight` the two
+ * count as equal. If the given lse is smaller by more than `loose`, it is refused. `loose` allows for a client that
+ * computes lse from q and k rounded to bfloat16, and sends q and k as they were before rounding. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);
@@ -328,9 +328,9 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Returns YES if the row's lse is the one that variant v (a way to compute the scores) gives, NO if it is not, and
- * NOTHING if this row cannot decide. v == ATTN_LSE_VARIANTS stands for an lse in base 2. *apart becomes the difference
- * between the lse by variant v and the lse by the options as given. */
+/* Compares the row's given lse with the lse by variant v (a way to compute the scores). Returns YES if they agree, NO
+ * if not, and NOTHING if this row cannot decide. v == ATTN_LSE_VARIANTS stands for an lse in base 2. *apart becomes the
+ * difference between the lse by variant v and the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -341,7 +341,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    /* the difference is infinite if the row sees no key by the options as given, so it is limited */
+    /* the difference is limited, because it is infinite if the row sees no key by the options as given */
     *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;

@@ -3,7 +3,7 @@
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
-/* score.h tests ATTN_SCORES_IN_DOUBLE, so a file must include verify_lse.h before it includes score.h */
+/* score.h tests this macro, so a file must include verify_lse.h before it includes score.h */
 #define ATTN_SCORES_IN_DOUBLE
 
 #include <float.h>

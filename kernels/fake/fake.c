@@ -4,23 +4,23 @@
  * The fake device shows its caller the same difficulties as a real device, in their worst form. It has memory of its
  * own: an allocation is full of NaN, and a pointer outside its allocations is an illegal address. It is asynchronous:
  * no command on a stream runs before the caller checks whether the stream is done. Tests thus fail where code frees,
- * reads or reuses a buffer too early. The kernels of the CPU backend compute the results. Errors go through the table
- * of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky error every call fails.
+ * reads or reuses a buffer too early. The kernels of the CPU backend compute the results. Errors are CUDA's error
+ * codes, and kernels/cuda/common/errors.h says what each means. After a sticky error every call fails.
  *
  *   ATTN_FAKE_DEVICES=2                                     number of devices (default 1)
  *   ATTN_FAKE_READS_STAGING=1                               kernels may read and write staging memory
  *                                                           (attn_device_info)
  *   ATTN_FAKE_SCRIPT='0:launch.err=700@3,1:hold=/tmp/gate'  faults to produce (or attn_device_options.script)
  *
- * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: the fault hits the N-th event of its kind
- * on this device (without DEVICE: on each device; events count from 1). With + the fault hits that event and all later
- * ones; without @ it hits every event. FAULT_MAP below lists the faults. A script that cannot be parsed is refused when
- * the device is opened.
+ * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]. The fault hits the N-th event of its kind
+ * on this device (without DEVICE: on each device). Events are counted from 1. With + the fault hits the N-th event and
+ * all later ones; without @N it hits every event. FAULT_MAP below lists the faults. A script that cannot be parsed is
+ * refused when the device is opened.
  *
- * Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order of
- * events. When the device starts kernels that `hold` stops, the device appends a byte to the file, so that a test can
- * wait until the kernels have started. A stream's marks have the times of a device that starts each command as soon as
- * it is queued and the previous one is done.
+ * Only `delay` and `launch.slow` depend on time. `hold` waits until a file is deleted, so that a test decides the order
+ * of events. When the device starts kernels that `hold` stops, it appends a byte to the file, so that a test can wait
+ * until the kernels have started. The marks (time stamps) of a stream have the times at which a real device would reach
+ * them: such a device starts each command as soon as it is queued and the previous one is done.
  *
  * Memory that another process lends (attn_device_import()) is an object of POSIX shared memory, so that a test can
  * write and read it. Its handle is the text "DEVICE/NAME", padded with NULs. Only the device may access it: while the
@@ -45,8 +45,8 @@
 #include "kernels/tiles.h"
 #include "kernels/verify_lse.h"
 
-/* One row per fault: id, name in scripts, type of the value that a script gives, kind of events that @N in a script
- * counts, effect */
+/* One row per fault: id, name in scripts, type of the value that a script gives, kind of events that N counts (the
+ * fault hits the N-th event), effect */
 #define FAULT_MAP(X)                                                                                             \
     X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                        \
     X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                     \
@@ -131,7 +131,7 @@ struct block {
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
-    int imports; /* how often the handle was imported; its memory is mapped only once */
+    int imports; /* how often the handle was imported; all imports share one mapping of the memory */
     size_t bytes;
     char *memory;
 };
@@ -139,7 +139,7 @@ struct lent {
 struct fake_device {
     attn_device base;
     attn_device *cpu; /* device of the backend "cpu", whose kernels compute the results */
-    /* a pointer to this struct itself; attn_capabilities.facts is the address of this pointer */
+    /* address of this struct itself; attn_capabilities.facts points to this member */
     struct fake_device *self;
     int rule_count;
     struct rule rules[MAX_RULES];
@@ -150,14 +150,15 @@ struct fake_device {
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
-    /* number of streams that are executing commands; while it is 0, memory that the test has lent to the device is
-     * inaccessible */
+    /* number of streams that are executing commands; while it is 0, memory that the test has lent to the device cannot
+     * be read or written */
     int working;
     int64_t events[EVENT_COUNT];
-    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail: walk_next is the next of these numbers, walk_step
-     * its distance from the one before. */
+    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail. walk_next is the number of the next call that fails,
+     * and walk_step its distance from the call before that failed. */
     int64_t walk_step, walk_next;
-    int lost; /* code of the error after which every call fails (sticky error); 0: the device works */
+    /* code of the error that broke the device, so that every later call fails (a sticky error); 0: the device works */
+    int lost;
 };
 
 enum command_kind {
@@ -186,7 +187,8 @@ struct command {
      * command owns the copies */
     attn_problem *problems;
     attn_plan *plans;
-    /* float64 results, which TRUTH computes and COMPARE reads; COMPARE writes its distances to `to` */
+    /* float64 results: commands of kind TRUTH compute them, commands of kind COMPARE read them (and write distances to
+     * `to`) */
     attn_truth truth;
     int64_t head; /* index (b * H + h) of the next head that a command of kind TRUTH computes, one head per step */
     /* the rows whose lse a command of kind LSE computes: a copy of the caller's struct, which the command owns. The
@@ -215,8 +217,8 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    /* every_row: the run that is being queued must compute all rows (ATTN_EVERY_ROW); left_rows: since the last call of
-     * left_rows(), a run on the stream has left out rows */
+    /* every_row: whether the run that is being queued must compute all rows (ATTN_EVERY_ROW); left_rows: whether a run
+     * on the stream has left out rows since the last call of left_rows() */
     bool every_row, left_rows;
 };
 
@@ -783,7 +785,8 @@ static attn_status copy_peer(attn_stream *base, void *to, const attn_device *oth
                   err);
 }
 
-/* Tells a test that kernels have started that the file at `path` stops: appends a byte to the file, if it exists. */
+/* Appends a byte to the file at `path`, if it exists. This tells a test that the kernels have started which do not end
+ * while the file exists. */
 static void tell_test(const char *path)
 {
     const int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
@@ -792,8 +795,8 @@ static void tell_test(const char *path)
     close(fd);
 }
 
-/* Produces the errors that the fake device's script lists for this run of kernels, or for this sum of parts. The caller
- * must hold device->lock. */
+/* Produces the faults that the script lists for this start of kernels (a run, or a sum of parts). The caller must hold
+ * device->lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -1149,8 +1152,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* the time at which a real device would reach command i, if it starts each command when it is queued and the
-     * previous one is done; a mark stores this time */
+    /* the time at which a real device would reach command i, because it starts each command as soon as it is queued and
+     * the previous one is done; a mark (time stamp) stores this time */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
@@ -1190,8 +1193,8 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. While the script of faults delays the stream, a call does not count as an event,
- * because how often callers ask depends on time. */
+/* Checks whether the stream is done. While the script of faults holds the stream up, calls are not counted as events,
+ * because their number depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     struct fake_stream *stream = stream_of(base);
@@ -1219,7 +1222,7 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     return status;
 }
 
-/* Waits until the stream is done. With the fault event.never this never returns. */
+/* Waits until the stream is done. The function never returns if the fault event.never has hit the stream. */
 static attn_status wait_for_stream(attn_stream *base, attn_error *err)
 {
     const struct timespec pause = { 0, 1000000 };

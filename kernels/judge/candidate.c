@@ -1,13 +1,14 @@
 /* candidate.c: tests candidates (one assumed mistake, or two at once) and decides which errors they explain.
  *
- * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake. They
- * agree if their largest and their mean difference are at most a tenth of those between the caller's tensor and the
- * truth (float64 results), or if the largest difference is within the limit. Tensors that are correct must stay within
- * their limits.
+ * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake. Agree
+ * means that the largest difference is within the limit, and that the root mean square of the differences is at most
+ * 0.7 times that between the caller's tensor and the truth (float64 results). If the largest difference is not within
+ * the limit, the largest and the mean difference must be at most a tenth of those from the truth. The largest error of
+ * a correct tensor may only grow up to its limit, or to three times its size.
  *
- * Explanations are ordered by score, the lowest first. The score is the sum over the wrong tensors of log(a / b). Here
- * a is the caller's error against the results of a kernel with the mistake, and b the caller's error against the truth.
- * Each of these errors is a root mean square plus the rounding of a correct kernel. */
+ * Explanations are ordered by score, the lowest first. The score is the sum over the wrong tensors of log(a / b), where
+ * a is the caller's difference from the results of a kernel with the mistake, and b the caller's difference from the
+ * truth. Each of these differences is a root mean square, plus the root mean square of a correct kernel's roundings. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -203,8 +204,8 @@ static double better_single(const struct judge *j, const struct candidate *pair)
     return best;
 }
 
-/* Returns whether the mistake's errors in one tensor are about as large as the caller's: root mean squares differ by
- * less than a factor of 1.5, and ratios of mean to root mean square by less than 1.25. */
+/* Returns whether the mistake's errors in one tensor are about as large as the caller's. Their root mean squares may
+ * differ by a factor of less than 1.5, and their ratios of mean to root mean square by a factor of less than 1.25. */
 static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
@@ -219,8 +220,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* A mistake that makes random errors is not reported if lse is wrong too (other mistakes are then likelier), nor in
-     * a float32 forward without the caller's lse. */
+    /* Errors that look random are not explained if lse is wrong too, because other mistakes are then likelier. In a
+     * float32 forward they are explained only if the caller gave lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {

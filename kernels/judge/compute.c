@@ -1,9 +1,9 @@
 /* compute.c: attention in float64, as defined or with a mistake (variation.h). All scores of a row are in memory at
  * once, so that a mistake of a kernel's loop over tiles of keys can be computed in a few lines.
  *
- * A hidden pair has a score of -inf and a weight of 0. Where a number of the tile is not finite, hidden pairs are left
- * out of all products, because 0 times NaN is NaN. lse is stored as the largest score and lse minus this score, because
- * one double would lose the difference beside a score of 1e38. */
+ * A hidden pair (query, key) has a score of -inf and a weight of 0. Where an input is not finite, hidden pairs are left
+ * out of all products, because 0 times NaN is NaN. lse is stored as two doubles: the largest score, and lse minus this
+ * score. In one double, a score of 1e38 would leave no bits for the difference. */
 #include "kernels/judge/compute.h"
 
 #include <math.h>
@@ -116,8 +116,8 @@ static double scale_of(const variation *v, attn_tensor_id id, int64_t b, int64_t
     return view->data ? attn_load(view->dtype, view->data, attn_at(view, b, hk, 0)) : 1;
 }
 
-/* Returns sequence b; if the variation has the mistake of mixing packed sequences, returns one sequence that contains
- * the rows of all packed sequences. */
+/* Returns sequence b as a kernel with the variation's mistake reads it. The mistake may round up the number of keys
+ * (whole_keys), or take all packed sequences for one (one_sequence). */
 static attn_sequence sequence_of(const variation *v, int64_t b)
 {
     attn_sequence s = attn_sequence_of(&v->g, v->one_sequence ? 0 : b);

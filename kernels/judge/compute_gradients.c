@@ -57,8 +57,9 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
                   *const slope = c->slope + r * c->keys, *const z = c->z + r * c->keys;
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
-    /* A kernel rounds delta = sum dO * out differently from dP, so their difference is not exactly 0 in a row that sees
-     * one key. To imitate this, delta is added up from the last term to the first. */
+    /* In a row that sees one key, delta = sum dO * out equals dP. A kernel rounds the two differently, so their
+     * difference is not exactly 0. An emulation (in_float) imitates this: it adds up delta from the last term to the
+     * first. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);

@@ -19,8 +19,8 @@ attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t 
     return keys;
 }
 
-/* Some mistakes let a kernel skip a tile of keys for row i. Returns the keys of that tile. `keys` are the keys that
- * causal and window let row i see. */
+/* Returns the keys that a kernel skips for row i because of the mistake v->drop: one tile, or none. `keys` are the keys
+ * that causal and window let row i see. */
 static attn_range dropped_of(const variation *v, const attn_sequence *s, attn_range keys)
 {
     attn_range out = { 0, 0 };

@@ -5,8 +5,8 @@
 #include "kernels/attention.h"
 
 enum {
-    /* largest number of multiply-adds of a pass (a run over a problem's tiles) that always goes over all tiles; a
-     * longer pass may leave out tiles */
+    /* A pass (a run over a problem's tiles) with at most this many multiply-adds goes over all tiles. A pass with more
+     * may leave out tiles. */
     EFFORT_SMALL = 1 << 24,
     /* number of correct kernels whose roundings the judge imitates for a small problem (at most EFFORT_SMALL
      * multiply-adds) */

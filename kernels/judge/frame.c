@@ -69,8 +69,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* in a backward `out` and `lse` are inputs, but a judge compares them there too, so they get the sizes of a
-         * forward's results */
+        /* A judge compares out and lse of a backward too, although they are inputs of a backward. Their sizes are
+         * therefore those of a forward's results. */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
@@ -134,7 +134,7 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
 
 /* Returns the index of the first key of head hk in sequence b, in the arrays dk and dv of struct truth (float64
  * results). If a device computes these arrays (f->as_device), keys have the order of attn_truth. If the judge computes
- * them, keys have the order in which they are cut into tiles. f->lines is the number of keys cut so far. */
+ * them, keys have the order in which they are cut into tiles; f->lines keys were cut before this head. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;
@@ -279,7 +279,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* only the dtype of this tensor is used */
+    f->p.out = results[ATTN_T_out]; /* only the dtype of p.out is used */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

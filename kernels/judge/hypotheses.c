@@ -31,8 +31,8 @@ static void say_tiles(char words[HYPOTHESIS_WORDS], int64_t tile, const char *mo
 
 /* ---- Mistakes of layout ------------------------------------------------------------------------------------------ */
 
-/* Returns whether a tensor has at least as much memory as a contiguous tensor of its shape. A broadcast axis (stride 0)
- * has less, and a mistake that reads the tensor with other strides would read past its end. */
+/* Returns whether a tensor has at least as much memory as a contiguous tensor of its shape. A tensor with a broadcast
+ * axis (stride 0) has less. A mistake that reads such a tensor with other strides would read past its end. */
 static bool has_whole_memory(const attn_tensor *t)
 {
     int64_t contiguous = 1;
@@ -558,8 +558,8 @@ HYPOTHESIS(dlse_missing)
     return f->backward && has(f, ATTN_T_dlse);
 }
 
-/* Sets *of, the number by which a mistake multiplies dq or dk (tensor `id`), to `factor`. Returns false if the caller
- * did not give tensor `id`, or if the factor changes nothing. */
+/* Sets *of to `factor`. *of is the number by which a mistake multiplies dq or dk (tensor `id`). Returns false if the
+ * caller did not give tensor `id`, or if the factor changes nothing. */
 static bool has_factor(const struct hypothesis_facts *f, attn_tensor_id id, double factor, double *of)
 {
     *of = factor;

@@ -26,8 +26,8 @@
  * tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* If a problem has more multiply-adds than this, a device computes its truth (float64 results). With fewer
- * multiply-adds, the judge itself computes the truth in less than 20 ms, so a device would save nothing. */
+/* If a problem has more multiply-adds than this, a device computes its truth (float64 results). With fewer, the judge
+ * itself takes less than 20 ms on one CPU core with AVX2 (EFFORT_RATE), so a device would save nothing. */
 #define JUDGE_DEVICE_MULTIPLY_ADDS ((double)(INT64_C(1) << 27))
 /* The largest number of bytes of truth (float64 results) that a device computes for a judge. */
 #define JUDGE_TRUTH_BYTES ((int64_t)1 << 30)

@@ -2,9 +2,10 @@
  *
  * A judge computes a problem in float64 and compares a caller's results with these exact results (the truth). If
  * results are wrong, the judge tests each mistake of hypotheses.c: it computes what a kernel with this mistake gives,
- * and compares the caller's results with that.
+ * and compares the caller's results with these results.
  *
- *   judge_open()      estimates the work and chooses rows; takes the truth of all rows if a device has computed it
+ *   judge_open()      estimates the work, and chooses as many rows as the judge has time to check; if a device has
+ *                     computed the truth of all rows, the judge checks all rows
  *   judge_step()      does some milliseconds of work; returns true when the work is complete
  *   judge_report()    writes what is known; call it at any time after the first step
  *   judge_close()
@@ -37,9 +38,9 @@ const char *judge_verdict_name(judge_verdict verdict);
 /* How far one of the caller's tensors is from the truth (the float64 results).
  *   max_abs    largest difference; infinity if a number or its truth is not finite and they are not equal
  *   relative   max_abs divided by the largest finite absolute value of the truth
- *   explained  the max_abs that roundings alone cause on this problem in a kernel without a mistake
+ *   explained  the max_abs of a kernel without a mistake on this problem, which comes from roundings alone
  *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
- *   wrong      number of elements beyond the limit; `of` is the number of compared elements
+ *   wrong      number of elements whose difference exceeds `limit`; `of` is the number of compared elements
  *   nan        number of elements that are NaN where the truth is not */
 typedef struct judge_tensor {
     judge_verdict verdict;
@@ -128,8 +129,8 @@ int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds)
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
-/* Call this function when half of the judge's time is over and the truth (float64 results) is not complete. The judge
- * then leaves out chosen rows that it has not computed in float64 yet. */
+/* Call this function if half of the judge's time is over and the truth (float64 results) is not complete. The judge
+ * then checks only the rows whose float64 results it has computed. */
 void judge_hurry(judge *j);
 /* Returns whether the errors of the caller's results and the verdict are known. The search for explanations may still
  * go on. */

@@ -1,5 +1,5 @@
 /* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or with the roundings of a correct
- * kernel, and sums up how far the results differ from other results. */
+ * kernel. It sums up how far these results are from the caller's results or from the truth (float64 results). */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -109,8 +109,8 @@ void pass_settle_unread(struct judge *j, const struct key_tile *t)
     settle_rows(j, 4, t->b, t->hk, first, t->count, t->line, zeros, 0);
 }
 
-/* Replaces out and lse of a tile by the truth (float64 results). A pass (a run over tiles) calls this function for a
- * mistake that is only in the backward. */
+/* Replaces out and lse of a tile by the truth (float64 results). A pass (a run over tiles) calls this function if its
+ * out and lse must be correct: for a mistake that is only in the backward, and for most tiles of keys. */
 void pass_take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;

@@ -1,14 +1,14 @@
 /* state.h: the state of a judge (a check of a caller's results), which the files of this folder share. judge.h says
  * what a judge does.
  *
- *   judge.c        opens and closes a judge; the phases of its work
+ *   judge.c        opens and closes a judge, and leads it through the phases of its work
  *   units.c        chooses the tiles of a large problem that are also computed with the roundings of correct kernels
  *   pass.c         computes tiles with one mistake, or with imitated roundings, and sums up differences
- *   steps.c        the order in which a pass takes its tiles, and the computation of a tile of keys
- *   verdict.c      errors, limits and verdict
- *   search.c       which mistakes are tested, on which tiles, in which order
+ *   steps.c        the order in which a pass (a run over tiles) takes its tiles; computes a tile of keys
+ *   verdict.c      decides limits and the verdict
+ *   search.c       chooses which mistakes are tested, on which tiles, in which order
  *   candidate.c    tests one mistake or two at once, and says what they explain
- *   where.c        the worst elements, and where the wrong elements are
+ *   where.c        finds the elements with the largest errors, and where a tensor is wrong
  *   report.c       writes a judge_result
  *
  * Arrays of length FRAME_TENSORS have one element for each result, in the order of frame_tensors[]. */
@@ -30,8 +30,8 @@ enum {
 
 /* A unit is the smallest part of a problem that a pass can compute separately: a tile of queries, or in a backward also
  * a tile of keys. A tile of queries gives out, lse and dq of its rows. A tile of keys gives dk and dv of its keys,
- * which are sums over all tiles of queries of all heads in the group. The number of a unit is the index of the tile of
- * queries in frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
+ * which are sums over the queries of all query heads that read these keys. The number of a unit is the index of the
+ * tile of queries in frame.tiles, or frame.count plus the index of the tile of keys in frame.key_tiles. */
 
 /* The phases of the judge's work on a caller's results, in order; see judge.c. */
 enum phase {
@@ -61,18 +61,19 @@ struct candidate {
     /* differences between the results of a kernel with the candidate's mistake and the truth (float64 results);
      * computed only for mistakes that make random errors (of_size) */
     struct difference size[FRAME_TENSORS];
-    /* Explanations are ordered by score, lowest (best) first. A mistake with score 0 explains nothing of the error. */
+    /* How well the candidate explains the error; the lowest score is the best. A mistake with score 0 explains nothing
+     * of the error. */
     double score;
     /* set of the wrong tensors that the candidate (mistake or pair) explains: bit n stands for frame_tensors[n] */
     unsigned explains;
-    /* whether a kernel with the candidate's mistakes would get a tensor wrong that is correct in the caller's
+    /* whether a kernel with the candidate's mistakes would compute a tensor wrong that is correct in the caller's
      * results */
     bool breaks;
-    /* whether the candidate (one assumed mistake, or two assumed together) was tested on all tiles in PHASE_CONFIRM, or
-     * needs no such test */
+    /* whether PHASE_CONFIRM has tested the candidate (one assumed mistake, or two assumed together) on all tiles, or
+     * has found that no such test is needed */
     bool confirmed;
-    /* whether `left` covers all tiles of the problem; if not, it covers only the sample (the tiles on which a mistake
-     * is tested first) */
+    /* whether the differences in `left` are from all tiles of the problem; if not, they are from the sample only (the
+     * tiles on which a mistake is tested first) */
     bool whole;
 };
 
@@ -82,8 +83,9 @@ struct worst_units {
     double error[WORST_UNITS];
 };
 
-/* A pass computes tiles of a frame (a problem cut into tiles) with one variation (a mistake, or none), and sums up how
- * far the results are from other results. */
+/* A pass is a run over tiles of a frame (a problem cut into tiles). It computes the tiles with one variation (a
+ * mistake, or none), and sums up how far its results are from the caller's results or from the truth (float64
+ * results). */
 struct pass {
     variation v;
     struct frame *frame;
@@ -91,15 +93,15 @@ struct pass {
      * for frame->tiles[n] (queries), and frame->count + n for frame->key_tiles[n] (keys). If not, all numbers are
      * indices in frame->tiles. */
     const int64_t *list;
-    /* Whether `list` may have tiles of queries and tiles of keys. If not, it has only tiles of queries. In a backward
-     * these are all tiles of some key/value heads, because dk and dv are compared after a head's last tile. */
+    /* Whether `list` may have tiles of keys, and not only tiles of queries. If not, in a backward the list has all
+     * tiles of queries of some key/value heads, because dk and dv are compared after a head's last tile. */
     bool by_units;
     /* count: number of tiles (or units) that the pass goes over; at: number of tiles (or units) done so far */
     int64_t count, at;
     int64_t inner; /* if the present unit is a tile of keys: number of tiles of queries that are done for it */
     int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
-    /* whether the pass applies its mistake to the stored truth (float64 results) and does not compute attention
-     * again */
+    /* whether the pass does not compute attention, but changes the stored truth (float64 results) as its mistake
+     * would */
     bool converts;
     /* whether only the backward has the mistake, so that the pass takes out and lse from the truth (float64 results) */
     bool alone;
@@ -126,7 +128,7 @@ struct judge {
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* set of the results that the caller sent: one bit for each attn_tensor_id */
     struct frame frame;
-    /* the same problem cut into tiles a second time, with heads and rows exchanged in all tensors */
+    /* the problem cut into tiles a second time: `other` reads all tensors with heads and rows exchanged */
     struct frame other;
     bool has_other;
     /* whether the float64 results in `truth` are in memory of the caller, because a device has computed them */
@@ -147,8 +149,8 @@ struct judge {
      * NULL: all tiles */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between the truth (float64 results) and results with the roundings of a correct kernel. Several
-     * kernels are imitated, and the one with the largest differences counts. */
+    /* Differences between the truth (float64 results) and results with the roundings of a correct kernel. Several
+     * correct kernels are imitated; for each tensor, the one with the largest difference counts. */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), only on the tiles on which mistakes are

@@ -8,12 +8,12 @@
  * Only the scores of the tile's own keys are then computed.
  *
  * If the mistake changes out or lse, the scores of all keys are computed for each query. This is as much work as a
- * forward of all heads of the group.
+ * forward of all query heads that read these keys.
  *
- * An emulated kernel gets out and lse of the truth, rounded to the dtypes in which a kernel stores them. In a real
- * kernel, a score and lse have nearly the same float32 error, so most of it cancels in score - lse. Here lse has no
- * such error. In a float32 problem the emulated dv may therefore have errors up to about three times those of an
- * emulation of the whole head. */
+ * An emulated kernel (one whose roundings are imitated) gets out and lse of the truth, rounded to the dtypes in which a
+ * kernel stores them. In a real kernel, a score and lse have nearly the same float32 error, so most of it cancels in
+ * score - lse. The lse of the truth has no such error. In a float32 problem the emulated dv may therefore have errors
+ * up to about three times those of an emulation of the whole head. */
 #include <string.h>
 
 #include "kernels/judge/emulate.h"
@@ -89,7 +89,7 @@ static bool step_unit(struct judge *j, int64_t unit)
     return true;
 }
 
-/* Handles a tile of keys that no query reads. The pass must go over all tiles of queries. */
+/* Stores, compares or converts dk and dv of a tile of keys that no query reads, in a pass over all tiles. */
 static void step_unread(struct judge *j, int64_t key_tile)
 {
     struct pass *const pass = &j->pass;

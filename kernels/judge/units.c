@@ -12,7 +12,7 @@
 #include "kernels/judge/state.h"
 
 /* The least number of tiles of queries, and of tiles of keys, that a judge computes with the roundings of correct
- * kernels. It is smaller for a backward, which needs tiles of both kinds and takes longer for each. */
+ * kernels. A backward has a smaller number, because it needs tiles of both kinds and takes longer for each. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 6 };
 
 /* Bound, in multiply-adds, on the work of computing tiles of one kind (of queries or of keys) with the roundings of one

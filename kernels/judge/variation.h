@@ -1,8 +1,9 @@
 /* variation.h: attention as it is defined, or with a mistake.
  *
- * A mistake that kernels make is data here: a struct variation. With the members that variation_of() sets, compute.c
- * computes the correct results. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel
- * with that mistake would give. For two mistakes at once, two hypotheses change one struct. */
+ * A struct variation says how attention is computed: correctly, or with a mistake that kernels make. variation_of()
+ * sets the members so that compute.c computes the correct results. A hypothesis of hypotheses.c changes some members,
+ * so that compute.c computes what a kernel with this mistake would give. For two mistakes at once, two hypotheses
+ * change the same struct. */
 #ifndef JUDGE_VARIATION_H
 #define JUDGE_VARIATION_H
 
@@ -14,8 +15,8 @@ enum variation_heads {
     /* query head h reads key/value head h / G (G: query heads per key/value head), which is correct */
     HEADS_IN_GROUPS,
     HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
-    /* query head h reads key/value head Hk - 1 - h / G: the Hk key/value heads are taken in reverse order, each by G
-     * query heads */
+    /* query head h reads key/value head Hk - 1 - h / G: the Hk key/value heads are in reverse order, and G query heads
+     * read each */
     HEADS_REVERSED,
 };
 
@@ -102,8 +103,8 @@ typedef struct variation {
     /* with SOFTMAX_SPLITS_UNWEIGHTED: whether the kernel averages over all splits of the keys, even those in which the
      * row sees no key */
     bool over_all;
-    /* above 0: the kernel counts the padding of the last tile, which has `tail` keys, as keys of score 0; 0: the
-     * padding does not count, as is correct */
+    /* Above 0: number of keys in a tile of a kernel that counts the padding of its last tile as keys of score 0. 0: the
+     * padding does not count, as is correct. */
     int64_t tail;
     bool tail_is_hidden; /* whether causal masking also applies to the padding that `tail` counts as keys */
     double sink_weight;
@@ -123,11 +124,11 @@ typedef struct variation {
     /* the only query head of a group from which dk and dv are computed, as an index in the group; -1: all query heads
      * of the group, as is correct */
     int64_t only_member;
-    /* above 0: dq is a sum over only the last tile of keys, where a tile has this many keys; 0: dq is a sum over all
-     * keys */
+    /* Above 0: number of keys in a tile of a kernel whose dq is a sum over only the last tile of keys that it visits.
+     * 0: dq is a sum over all keys, as is correct. */
     int64_t only_last_tile;
-    /* which tile only_last_tile means: 0: the last tile of the sequence's keys; above 0: the last tile that a block of
-     * this many query rows sees */
+    /* 0: only_last_tile means the last tile of all keys of the sequence. Above 0: it means the last tile of the keys
+     * that a block of this many query rows sees. */
     int64_t only_last_rows;
 
     /* set of the caller's tensors that are read with heads and rows exchanged: one bit for each attn_tensor_id */

@@ -22,10 +22,9 @@ static double allowed(attn_dtype dtype)
     return dtype == ATTN_F32 ? 1e-6 : dtype == ATTN_F16 ? 1e-5 : dtype == ATTN_BF16 ? 1e-4 : 1e-3;
 }
 
-/* Returns the factor by which the error of correct kernels (`explained`, measured by imitating their roundings) is
- * multiplied to get the limit of dbias, dsinks or dslopes, where the tensor has `count` elements. It is 1 for 64
- * elements or more. With fewer elements, the largest measured error is the largest of a few random numbers, and
- * another correct kernel often has a much larger error. */
+/* Returns the factor by which the measured error of correct kernels is multiplied, for dbias, dsinks or dslopes with
+ * `count` elements. The factor is 1 for 64 elements or more. With fewer elements, the largest measured error is the
+ * largest of a few random numbers, and another correct kernel often has a much larger error. */
 static double scatter(int64_t count)
 {
     return count == 0 || count >= 64 ? 1 : 1 + 2 * (1 / sqrt((double)count) - 1 / sqrt(64));
