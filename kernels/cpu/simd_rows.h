@@ -535,7 +535,8 @@ static void exp2_all(int64_t n, const float *x, float *y)
 
 /* ---- Random bits of dropout -------------------------------------------------------------------------------------- */
 
-/* Philox4x32-10 as in attn_dropout_words(). Each lane draws the four words of one group of 8 keys. */
+/* Draws dropout's random bits by the generator Philox4x32-10, as attn_dropout_words() does. Each lane draws the four
+ * words of one group of 8 keys. */
 static void drop_bits(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t threshold,
                       float kept[SIMD_DROPS])
 {

@@ -40,7 +40,8 @@ struct cuda_args {
     int first_tile;
     /* whether sequences may have fewer queries (or keys) than their tensor has rows (packed problem, or seqlens) */
     bool ends_of_queries, ends_of_keys;
-    /* kernels skip packed sequences of at most this many rows (queries * heads of a group), which decode.cu computes */
+    /* kernels skip packed sequences of at most this many rows (queries * heads of a group), because decode.cu computes
+     * them */
     int decode_rows;
     /* rows_later has a byte for each row of lse, keys_later one for each row of dk. A byte that is not 0 says that a
      * kernel could not compute the row, and that a later launch (simple/simple.cu) must. *rows_found becomes 1 if

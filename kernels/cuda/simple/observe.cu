@@ -26,7 +26,7 @@ DEVICE bool has_wanted(const observed_rows &rows)
 }
 
 /* Returns whether this launch computes an element of key_mass, weights or map whose value so far is `x`. If
- * rows.nonfinite_sums is set, it computes only elements that are not finite. */
+ * rows.nonfinite_sums is true, the launch computes only elements that are not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;
