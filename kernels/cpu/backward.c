@@ -30,7 +30,7 @@
 
 struct scratch {
     /* distances between rows, in elements: ld for matrices [rows][keys], ldt for the sums [channel][keys], dS_lda for
-     * dS as an operand A of a product (simd.h) */
+     * dS as the matrix A of a product A B (simd.h) */
     int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
@@ -203,9 +203,9 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`. All
- * chunks below number *below are known to have finished all row tiles, and are not tested again; the function raises
- * *below. */
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`.
+ * Chunks with a number below *below are known to have finished all row tiles. The function does not test them again,
+ * and raises *below if it can. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {

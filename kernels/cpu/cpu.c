@@ -3,8 +3,8 @@
  *
  * A device owns one pool of threads. A call on a stream returns when its work is done, because the calling thread takes
  * part in the work. Device memory and staging memory (for copies to and from a device) are both plain memory of the
- * host, so the device is "unified". One limit holds for both together. Each block of memory is preceded by 64 bytes
- * that hold its size. Two runs never use a workspace at the same time. */
+ * host, and share one limit. Each block of memory is preceded by 64 bytes that hold its size. Two runs never use a
+ * workspace at the same time. */
 #include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -209,8 +209,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace that all plans together need. The runs use one workspace in turn, so this is the
- * maximum over the plans. The kernel "double" needs no workspace. */
+/* Computes the bytes of workspace that all plans together need. Consecutive plans form runs, which use one workspace in
+ * turn, so the result is the maximum over the runs. The kernel "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {

@@ -111,7 +111,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* the tile of any head of the bundle: causal mask, window and lengths are the same for all heads */
+    /* a tile of one head stands for the whole bundle: causal mask, window and lengths are the same for all heads */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

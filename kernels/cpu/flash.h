@@ -9,7 +9,7 @@
  *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; min and max FlashMask bounds
  *     FLASH_FORWARD    a row tile against a span of keys   scores, softmax, O; a result, or a partial result
  *     FLASH_MERGE      a row tile whose keys were split    adds up partial results in order
- *     FLASH_ROWS       a row tile                          packs Q and dO; lse, delta; zeros dQ, dbias (backward)
+ *     FLASH_ROWS       a row tile; a slice of dbias        packs Q and dO; lse, delta; zeros dQ, dbias (backward)
  *     FLASH_KEYS       a chunk of keys                     dK and dV of the chunk, its share of dQ (backward)
  *     FLASH_FINISH     a row tile; a head                  dQ in its dtype; dsinks, dalibi_slopes (backward)
  *
@@ -63,8 +63,9 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    /* numbers of rows and of keys are rounded up to multiples of FLASH_UNIT. Matrix products (simd.h) then have whole
-     * panels (SIMD_PANEL columns), and a multiple of every simd_type.k_multiple. */
+    /* Numbers of rows and of keys are rounded up to multiples of FLASH_UNIT in packed memory. The rows or keys then
+     * fill whole panels (SIMD_PANEL columns) of matrix products (simd.h), and are a multiple of every
+     * simd_type.k_multiple. */
     FLASH_UNIT = 32,
     /* number of keys per entry of the array `extremes`, which holds the smallest and the largest FlashMask bounds of
      * these keys */
@@ -100,8 +101,8 @@ enum flash_values {
     FLASH_WILD = 4,
 };
 
-/* Returns the number x for which a probability below 2^x is taken as 0. `values` (bits of enum flash_values): which
- * unusual numbers the tile has among the elements by which the probability is multiplied. */
+/* Returns the number x for which a probability below 2^x is taken as 0. `values`: which unusual numbers (bits of enum
+ * flash_values) are among those by which the probability is multiplied. */
 static inline float flash_least(int values)
 {
     return values & (FLASH_LARGE | FLASH_UNREAL) ? SIMD_EXP2_LEAST : SIMD_EXP2_LEAST_TAME;
@@ -109,8 +110,7 @@ static inline float flash_least(int values)
 
 /* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
-    /* the scores of the row must be computed in double; but if the row's lse.top is NaN, its visible scores become
-     * NaN */
+    /* the scores of the row must be computed in double; if lse.top is NaN, the visible scores become NaN instead */
     FLASH_EXACT,
     FLASH_ALIKE, /* all keys that the row sees have the same score, which is in `z` */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
@@ -207,8 +207,8 @@ struct flash {
      * FLASH_MASK_BLOCK keys */
     attn_mask_extremes *extremes;
     int64_t mask_heads, mask_blocks;
-    /* shape [B][Hk][2]: for each key/value head, the largest absolute value in k, and the largest in v (exact.c); a
-     * negative number means that it is not computed yet */
+    /* shape [B][Hk][2]: for each key/value head, the largest absolute value in k, and the largest in v (exact.c);
+     * negative if not computed yet */
     _Atomic float *most;
 
     /* Partial results of sequences whose keys are split into spans. part_O is [rows][Dv]; part_m and part_l are [rows].

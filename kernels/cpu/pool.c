@@ -41,7 +41,7 @@ enum {
     /* while a thread polls: number of pause instructions between two reads of the clock, or between two yields of the
      * processor */
     POOL_YIELD_EVERY = 64,
-    /* number of nanoseconds after which a paused thread tests again whether its own work was cancelled */
+    /* a paused thread tests at intervals of this many nanoseconds whether its own work was cancelled */
     POOL_PAUSE_NS = 10000000,
 };
 

@@ -4,8 +4,8 @@
  * The idea. A number is stored as the sum of bf16 numbers, its parts: the nearest bf16 number, then the nearest to the
  * remainder, and so on. A bf16 number has 8 bits of mantissa. Two parts have 16, so a float16 (11 bits) is exact; three
  * parts have 24, so a float32 is exact. The product of two numbers is the sum, in f32, of the products of their parts,
- * which are exact in f32. The size of part p is at most 2^(-8 p) of the number. In the table, 01 is the product of part 0
- * of one number and part 1 of the other:
+ * which are exact in f32. The size of part p is at most 2^(-8 p) of the number. In the table, 01 is the product of part
+ * 0 of one number and part 1 of the other:
  *
  *     PARTS   products              products that are left out, and their size relative to the whole product
  *     2       00 01 10 11           none (11 is up to 2^-16: without it, lse of large scores was off by 2e-4)

@@ -54,10 +54,10 @@ const struct {
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* each stream's counter of claimed work tiles has a cache line of its own */
+enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter of work tiles, which has a cache line of its own */
 
-/* One call of attn_run_some() queues work for at most this constant times step_seconds(), because queued work cannot be
- * cancelled and delays all other streams of the device. */
+/* One call of attn_run_some() queues work for at most this constant times step_seconds(). Queued work cannot be
+ * cancelled, and delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
 /* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
@@ -697,7 +697,7 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    /* clears CUDA's last error, which a refused or repeated call of cudaDeviceEnablePeerAccess() has set */
+    /* clears CUDA's last error, which a failed call of cudaDeviceEnablePeerAccess() may have set */
     cudaGetLastError();
 }
 
@@ -783,8 +783,8 @@ bool has_steps(const device *d, const attn_plan *plan)
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     /* a problem that is not divided into steps marks no rows: its kernel computes all
-                                      * rows itself */
+                                     /* without steps (attn_run()) no rows are marked: the kernel computes all rows
+                                      * itself */
                                      : 0;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
@@ -831,8 +831,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* Plans `some`, a part of the problem of the plan `whole`, for the kernel of `whole`. Returns false if the part needs
- * more workspace than the whole problem. */
+/* Writes to *plan the plan of `some`, which is a part of the problem of `whole`, for the kernel of `whole`. Returns
+ * false if the part needs more workspace than the whole problem. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;

@@ -144,8 +144,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Divides the work of before() into shares, as in_shares() does, and after it the work of launch(). If launch() has
- * only one share, before() and launch() together are one step. */
+/* Divides the work of before() into shares, as in_shares() does, and then the work of launch(). If launch() has only
+ * one share, before() and launch() together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {

@@ -130,7 +130,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* Returns 0, or NaN if the lane's row y has a number that is not finite. */
+/* Returns 0 times the elements of the lane's row y: 0, or NaN if an element is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -224,8 +224,8 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 }
 
 /* Says which rows forward_row() writes. UNSOUND_ROWS: only rows that tensor cores cannot compute, because their result
- * is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same rows, except those whose largest |score| is
- * at least HUGE_SCORE, for kernels that compute these rows correctly (see in_base_2()). */
+ * is not finite or their largest score is SCORE_MOST or more in size. UNSOUND_ROWS_BUT_HUGE: these rows without those
+ * whose largest score is HUGE_SCORE or more in size, for kernels that compute such rows correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether the out or the lse that tensor cores computed for a row is not finite. */

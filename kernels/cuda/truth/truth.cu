@@ -145,8 +145,8 @@ struct block_work {
 };
 
 /* An iteration of a block's loop, for the tile that begins at column `column`, and for query head number `member` of
- * the group. The first `chunks` values of `part` load channels of X and Y, the next `chunks2` those of X2 and Y2, and
- * the last loads Z. */
+ * the group. The iterations with the first `chunks` values of `part` load channels of X and Y, the next `chunks2` those
+ * of X2 and Y2, and the last one loads Z. */
 struct cursor {
     int part, column, member;
 };
