@@ -18,7 +18,8 @@
  * heads and batch rows (a class), because they share elements of dbias.
  *
  * Q, K and dO are packed with 0 in place of NaN and infinity, so that a hidden pair still adds 0. The values of dO that
- * packing left out are added to dV through `nonfinite_sums`. finite_lse() keeps an lse of NaN from hidden pairs. */
+ * packing left out are added to dV through `nonfinite_sums`. finite_lse() makes sure that a row whose lse is NaN does
+ * not make hidden pairs NaN. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@
 
 struct scratch {
     /* distances between rows, in elements: ld for matrices [rows][keys], ldt for the sums [channel][keys], dS_lda for
-     * dS as an operand A of a product (simd.h) */
+     * dS as the matrix A of a product A B (simd.h) */
     int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
@@ -202,8 +203,9 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`. The
- * chunks before *below are known to have finished all row tiles. */
+/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`.
+ * Chunks with a number below *below are known to have finished all row tiles. The function does not test them again,
+ * and raises *below if it can. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -269,9 +271,10 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* Prepares a row that sees one key, whose P should be 1. If the row's lse equals the key's score up to rounding, the
- * function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2), so that P is exactly 1. A score
- * that differs is computed again in double, because the terms of the dot product may have cancelled. */
+/* Prepares S for a row that sees only one key, so that the key's P is exactly 1. If the row's lse equals the key's
+ * score up to rounding, the function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2). If lse
+ * and score differ, the function first computes the score again in double, because the terms of the dot product may
+ * have cancelled. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {

@@ -1,10 +1,10 @@
 /* cpu.c: the backend "cpu", FlashAttention on all cores. This file implements devices, their memory, streams and time
  * stamps.
  *
- * A device owns one pool of threads. A call on a stream returns when its work is done, because the calling thread
- * takes part in the work. Device memory and staging memory are the same plain memory (the device is unified), with one
- * limit for both. Each block of memory is preceded by 64 bytes that hold its size. Two runs never use a workspace at
- * the same time. */
+ * A device owns one pool of threads. A call on a stream returns when its work is done, because the calling thread takes
+ * part in the work. Device memory and staging memory (for copies to and from a device) are both plain memory of the
+ * host, and share one limit. Each block of memory is preceded by 64 bytes that hold its size. Two runs never use a
+ * workspace at the same time. */
 #include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -30,9 +30,10 @@ enum {
     STREAMS = 2,
 };
 
-/* Upper bounds on the speed of one thread, by instruction set (simd.h). `flops` is three times the speed of the fastest
- * core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels"); for arm64, three times the peak of a core with
- * four vector units at 3.5 GHz. FASTEST_SCORES: softmax takes half a clock cycle per score on the widest vectors. */
+/* Upper bounds on the speed of one thread, by instruction set (simd.h). `flops`, in floating point operations per
+ * second, is three times the speed of the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU kernels").
+ * For arm64 it is three times the peak of a core with four vector units at 3.5 GHz. FASTEST_SCORES is in scores per
+ * second: softmax takes half a clock cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
@@ -208,8 +209,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace that all plans together need. The runs use one workspace in turn, so this is the
- * maximum over the plans. The kernel "double" needs no workspace. */
+/* Computes the bytes of workspace that all plans together need. Consecutive plans form runs, which use one workspace in
+ * turn, so the result is the maximum over the runs. The kernel "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {

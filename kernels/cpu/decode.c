@@ -4,9 +4,9 @@
  * the products. Memory bandwidth bounds the speed. Long sequences are split into spans of keys (struct flash_sequence),
  * so that all cores read; flash_forward_merge_item() merges the spans' results in order.
  *
- * In layout bshd the heads of a key lie side by side. Prefetchers do not follow code that reads one head at a time, and
- * the speed halves. One item (unit of parallel work) therefore computes a bundle of heads together, STEP keys at a
- * time. A head's result does not depend on the bundle. Hidden keys are never read. */
+ * In the layout bshd (batch, sequence, head, dim) the heads of a key lie side by side. Prefetchers do not follow code
+ * that reads one head at a time, which halves the speed. One item (unit of parallel work) therefore computes a bundle
+ * of heads together, STEP keys at a time. A head's result does not depend on the bundle. Hidden keys are never read. */
 #include <math.h>
 #include <string.h>
 
@@ -33,7 +33,8 @@ struct head {
 struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
-    /* Arrays for the whole bundle (heads that are computed together), with FLASH_BUNDLE_ROWS rows in all. */
+    /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, for all heads of a bundle (heads that are computed together).
+     * rescale, inverse and drop have FLASH_DOT_ROWS rows, for one head at a time. */
     float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop;
     char *keys; /* memory in which STEP rows of k or v are collected if they lie in several pages */
     struct flash_limits limits;
@@ -110,7 +111,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* Any head of the bundle would do here: causal mask, window and lengths are the same for all its heads. */
+    /* a tile of one head stands for the whole bundle: causal mask, window and lengths are the same for all heads */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

@@ -159,8 +159,8 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
 
 /* ---- Rows whose scores are all equal ----------------------------------------------------------------------------- */
 
-/* Returns the largest |k| (if `which` is 0) or |v| (if `which` is 1) of a key/value head; infinity where a number is
- * not finite. The first call computes the result and stores it for later calls. */
+/* Returns the largest absolute value in k (if `which` is 0) or in v (if `which` is 1) of a key/value head; infinity if
+ * a number is not finite. The first call computes the result and stores it for later calls. */
 static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 {
     const attn_view *view = &f->g.view[which ? ATTN_T_v : ATTN_T_k];

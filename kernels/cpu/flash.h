@@ -1,5 +1,5 @@
-/* flash.h: types and functions that forward.c, decode.c, backward.c and observe.c share: a run laid out in memory, and
- * the tiles of a problem.
+/* flash.h: types and functions that forward.c, decode.c, backward.c and observe.c share. They describe the arrays of a
+ * run in memory, and the tiles of a problem.
  *
  * A run is the array of planned problems of one attn_run(). It is computed in phases. A phase is one parallel loop over
  * the items of all problems together. A run of many small problems therefore has no more barriers between threads than
@@ -9,7 +9,7 @@
  *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; min and max FlashMask bounds
  *     FLASH_FORWARD    a row tile against a span of keys   scores, softmax, O; a result, or a partial result
  *     FLASH_MERGE      a row tile whose keys were split    adds up partial results in order
- *     FLASH_ROWS       a row tile                          packs Q and dO; lse, delta; zeros dQ, dbias (backward)
+ *     FLASH_ROWS       a row tile; a slice of dbias        packs Q and dO; lse, delta; zeros dQ, dbias (backward)
  *     FLASH_KEYS       a chunk of keys                     dK and dV of the chunk, its share of dQ (backward)
  *     FLASH_FINISH     a row tile; a head                  dQ in its dtype; dsinks, dalibi_slopes (backward)
  *
@@ -63,24 +63,26 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill whole panels (SIMD_PANEL columns) and are
-     * multiples of every simd_type.k_multiple (simd.h) */
+    /* Numbers of rows and of keys are rounded up to multiples of FLASH_UNIT in packed memory. The rows or keys then
+     * fill whole panels (SIMD_PANEL columns) of matrix products (simd.h), and are a multiple of every
+     * simd_type.k_multiple. */
     FLASH_UNIT = 32,
-    /* number of keys for which only the smallest and the largest FlashMask bound are stored, in one entry of
-     * `extremes` */
+    /* number of keys per entry of the array `extremes`, which holds the smallest and the largest FlashMask bounds of
+     * these keys */
     FLASH_MASK_BLOCK = 64,
-    /* row tiles (tiles of query rows) with up to this many rows are computed by dots() (the path FLASH_DOTS), because
-     * reading K and V takes nearly all of their time */
+    /* A sequence with at most this many query rows per key/value head (queries times query heads of the group) takes
+     * the path FLASH_DOTS. That path does not pack K and V, because packing would cost more than the products. An
+     * observe never takes it. */
     FLASH_DOT_ROWS = 8,
-    /* number of cells in a row of an observe's output map that one item (unit of parallel work) computes */
+    /* an item (unit of parallel work) of an observe computes at most this many cells of one row of the output `map` */
     FLASH_MAP_COLUMNS = 64,
-    /* largest number of rows of a bundle (heads that are computed together, for few query rows): the scores and sums of
-     * so many rows stay in the L1 cache */
+    /* largest number of query rows in a bundle, which is a group of key/value heads that are computed together. The
+     * scores and sums of this many rows stay in the L1 cache. */
     FLASH_BUNDLE_ROWS = 32,
 };
 
 enum flash_path {
-    FLASH_DOTS, /* decode.c computes the sequence: it has few query rows, and K and V are read without packing */
+    FLASH_DOTS, /* decode.c computes the sequence, which has few query rows; K and V are read without packing */
     FLASH_TILES /* forward.c computes the sequence, by matrix products on tiles of packed queries and keys */
 };
 
@@ -99,8 +101,8 @@ enum flash_values {
     FLASH_WILD = 4,
 };
 
-/* Returns the exponent (base 2) below which a probability is taken as 0. `values` (bits of enum flash_values) tells
- * which unusual numbers are among those by which the probability is multiplied. */
+/* Returns the number x for which a probability below 2^x is taken as 0. `values`: which unusual numbers (bits of enum
+ * flash_values) are among those by which the probability is multiplied. */
 static inline float flash_least(int values)
 {
     return values & (FLASH_LARGE | FLASH_UNREAL) ? SIMD_EXP2_LEAST : SIMD_EXP2_LEAST_TAME;
@@ -108,7 +110,7 @@ static inline float flash_least(int values)
 
 /* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
-    /* the scores of the row must be computed in double; if its lse.top is NaN, its scores become NaN instead */
+    /* the scores of the row must be computed in double; if lse.top is NaN, the visible scores become NaN instead */
     FLASH_EXACT,
     FLASH_ALIKE, /* all keys that the row sees have the same score, which is in `z` */
     FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
@@ -119,8 +121,8 @@ struct flash_strange {
     enum flash_strangeness kind;
 };
 
-/* One sequence of a problem. Members whose names end in 0 are prefix sums: they count over all key/value heads of all
- * earlier sequences. */
+/* One sequence of a problem. Members whose names end in 0 are prefix sums: tiles0, for example, is the number of row
+ * tiles in all key/value heads of all earlier sequences. */
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
@@ -131,7 +133,7 @@ struct flash_sequence {
      * few query rows (FLASH_DOTS) */
     int bundle;
     int64_t tiles; /* number of row tiles into which the rows of a key/value head are cut */
-    /* number of rows in all row tiles of a key/value head, if the rows of each tile are rounded up to a multiple of
+    /* number of rows in all row tiles of a key/value head, where the rows of each tile are rounded up to a multiple of
      * FLASH_UNIT */
     int64_t rows;
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
@@ -157,7 +159,8 @@ struct flash_tile {
     attn_range all;  /* range of keys that causal mask, window and lengths let every query of the tile see */
 };
 
-/* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1, where column 0 is key j0. */
+/* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1. Column 0 is key j0, the first key that
+ * flash_visible_block() was given. */
 struct visible_block {
     int c0, cols;
     /* whether causal mask or window hides some of the columns c0 to c0 + cols - 1 from some row of the tile */
@@ -169,9 +172,9 @@ struct visible_block {
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* `type`: the compute type, which is the format of numbers in matrix products (simd.h). `forward_type`: that of P V
-     * in a forward, at least as exact. Forward and backward use the same type for scores, because the backward computes
-     * P from the forward's lse. */
+    /* `type`: the compute type, which is the format of numbers in matrix products (simd.h). `forward_type`: the compute
+     * type of the product P V in a forward, which is at least as exact as `type`. Forward and backward use the same
+     * type for scores, because the backward computes P from the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     /* recompute: whether the problem is a backward without out and lse, which must start with a forward */
@@ -195,7 +198,8 @@ struct flash {
 
     struct flash_sequence *seq;
 
-    /* packed K and V, as operands B of matrix products (simd.h): for each key tile K^T, then V */
+    /* packed K and V, each as the matrix B of a product A B (simd.h). Each key tile has its K^T first, and then its
+     * V. */
     char *kv;
     uint8_t *kv_values;   /* which unusual numbers (huge, NaN) each key tile contains: bits of enum flash_values */
     int64_t kv_key_bytes; /* bytes per key in `kv`, for packed K and V together */
@@ -203,7 +207,8 @@ struct flash {
      * FLASH_MASK_BLOCK keys */
     attn_mask_extremes *extremes;
     int64_t mask_heads, mask_blocks;
-    /* shape [B][Hk][2]: the largest |k| and the largest |v| of each head (exact.c); negative: not computed yet */
+    /* shape [B][Hk][2]: for each key/value head, the largest absolute value in k, and the largest in v (exact.c);
+     * negative if not computed yet */
     _Atomic float *most;
 
     /* Partial results of sequences whose keys are split into spans. part_O is [rows][Dv]; part_m and part_l are [rows].
@@ -218,8 +223,8 @@ struct flash {
     /* lse of each row whose P cannot be computed as exp2(score - lse2) in float32 (see exact.c); the entries of all
      * other rows are undefined */
     struct flash_strange *strange;
-    /* [row0 / FLASH_UNIT]: which unusual numbers (huge, NaN) each row tile contains, as bits of enum flash_values. The
-     * bit FLASH_WILD refers to Q, and FLASH_UNREAL to dO. */
+    /* which unusual numbers (huge, NaN) each row tile contains, as bits of enum flash_values: FLASH_WILD is about Q,
+     * FLASH_UNREAL about dO, and FLASH_LARGE about both. The index is row0 / FLASH_UNIT. */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: number of bytes that FLASH_UNIT rows of Qat and dOat take */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
@@ -328,8 +333,9 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
                               struct flash_limits *limits);
 
 /* Turns the products S = Q K^T of a tile (rows x block.cols) into scores; hidden scores become -inf. Returns the factor
- * c by which softmax() and gradient() must multiply these scores to get scores in base 2. `cap`: as in struct
- * simd_score; may be NULL. `wild`: some products may be infinite or NaN although the scores are finite (exact.c). */
+ * c by which softmax() and gradient() must multiply these scores to get scores in base 2. `cap` receives the
+ * derivatives of softcap (struct simd_score), and may be NULL. `wild`: some products may be infinite or NaN although
+ * the scores are finite (exact.c). */
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
@@ -463,7 +469,8 @@ void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, in
 /* Loads a row of dO as f32 and rounds it to the format in which packing stores dO for matrix products. */
 void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, float *row);
 
-/* Computes the row of query i of head h in double (exact.c). `out`: Dv numbers, or NULL where only lse is needed. */
+/* Computes out and lse of query i of head h in double (exact.c). Returns lse, and writes out to `out` (Dv numbers, or
+ * NULL if only lse is needed). */
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
 
 /* The keys of a row that have the largest scores so far, in descending order of score. */
@@ -511,9 +518,9 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
     f->lse2[row] = lse.lse.top == -INFINITY ? INFINITY : holds ? (float)(whole * M_LOG2E) : NAN;
 }
 
-/* Computes the scores of row r of a tile for gradient(), in double, for columns j to j + cols - 1. Each score written
- * to S is (z - lse) / c, with score z and lse in natural logarithms. If `cap` is not NULL, the derivatives of softcap
- * are written to it, for the gradient. */
+/* Computes the scores of row r of a tile for gradient(), in double, for keys j to j + cols - 1. With the score z and
+ * lse as natural logarithms, S receives (z - lse) / c. A hidden score becomes -inf. If `cap` is not NULL, the
+ * derivatives of softcap are written to it, for the gradient. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 

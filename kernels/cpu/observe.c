@@ -33,8 +33,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* sums for the output `key_mass` of one head, one for each key of the present chunk of keys */
-    double *cells; /* cells of the output map: MAP_COLUMNS for each group of rows of a tile (struct group) */
+    double *mass;  /* for one head, the sum for the output `key_mass` of each key in the chunk that is being computed */
+    double *cells; /* cells of the output `map`: MAP_COLUMNS cells for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
     struct flash_limits limits;

@@ -81,7 +81,7 @@ static void forward(struct head *a)
                 /* fmax() would ignore a NaN, but a NaN score has to make the row NaN */
                 for (int64_t c = 0; c < columns; c++)
                     if (a->S[r][c] > most || isnan(a->S[r][c])) most = a->S[r][c]; /* 9 */
-                /* no key seen yet: a maximum of -inf would give NaN */
+                /* the row has seen no key yet, and exp(-inf - -inf) would be NaN */
                 if (most == -INFINITY) continue;
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;

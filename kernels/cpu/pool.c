@@ -41,7 +41,7 @@ enum {
     /* while a thread polls: number of pause instructions between two reads of the clock, or between two yields of the
      * processor */
     POOL_YIELD_EVERY = 64,
-    /* a paused thread checks every so many nanoseconds whether its own work was cancelled */
+    /* a paused thread tests at intervals of this many nanoseconds whether its own work was cancelled */
     POOL_PAUSE_NS = 10000000,
 };
 
@@ -383,7 +383,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* the lock is needed, because threads that were started before may already read pool->threads */
         pthread_mutex_lock(&pool->lock);
-        /* raised only now, because pool_close() joins threads 1 to pool->threads - 1, which must have been started */
+        /* thread n is counted only after its start, because pool_close() joins threads 1 to pool->threads - 1 */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

@@ -206,8 +206,8 @@ static void forward_row(struct reference *r, int64_t i)
 /* Adds the contribution of row i to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j
- *     The sums of dS_j k_j and of dS_j q give dq and dk, the sum of P_j M_j dout gives dv, sums of dZ_j give dbias and
- *     dslopes, and minus the sum of delta times the sink's probability gives dsinks. */
+ * dq is a sum of dS_j k_j, dk a sum of dS_j q, and dv a sum of P_j M_j dout. dbias and dslopes are sums of dZ_j. dsinks
+ * is minus the sum of delta times the sink's probability. */
 static void backward_row(struct reference *r, int64_t i)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, row = r->s.q_start + i;
@@ -344,8 +344,8 @@ static void store_observed_head(struct reference *r)
 
 /* ---- One head: loading it, and storing its gradients ------------------------------------------------------------- */
 
-/* Loads K and V of sequence b, head hk. It does not read keys that do not exist (past seqlens_k), nor pages that hold
- * no key. */
+/* Loads K and V of sequence b, head hk. The function reads neither keys that do not exist (past seqlens_k) nor pages
+ * that hold no key. */
 static void load_head(struct reference *r)
 {
     const double k_scale = scale_of(r, ATTN_T_k_scale), v_scale = scale_of(r, ATTN_T_v_scale);

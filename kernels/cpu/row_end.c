@@ -40,7 +40,7 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
 }
 
 /* Ends a row whose scores are all equal: O is the sum of its values, and l their number. Writes the row's out to `row`.
- * Returns false, and writes nothing, if the scores are not all equal. */
+ * Returns false, and does not write to `row`, if the scores may differ or O is not finite. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {

@@ -104,7 +104,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Chunks must cover all Sk rows of an unpacked K. For keys past seqlens_k, a chunk writes gradients of 0. */
+    /* If sequences are not packed (no cu_seqlens), chunks of keys cover all Sk rows of K, because a chunk writes
+     * gradients of 0 for keys past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -183,11 +184,11 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* Returns the compute type of a dtype: the format of the operands of products. Types that store a number in parts
  * (simd_split.h) multiply faster than f32 (1.4 times with three parts, twice with two), but pad D and Dv to multiples
- * of 32. Where the padding would cost more than that, the result is f32. */
+ * of 32. If the padding would cost most of the time that the faster products save, the result is f32. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* With a scale above 2^32, scores are within the range of float32 only if the products q . k are tiny. Products in
-     * bf16 would flush such numbers to 0, so they are computed in f32. */
+    /* With a |scale| above 2^32, scores are within the range of float32 only if the products q . k are tiny. Products
+     * in bf16 would flush tiny numbers to 0, so the products are computed in f32. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
     /* e4m3 inputs are computed as bf16, which represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
@@ -233,7 +234,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* a row of tile_sizes was found, because its last rows fit every head size */
+    assert(f->BM > 0); /* a row of tile_sizes was found, because the table's last rows fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item (unit of parallel work) computes several heads together
      * (decode.c). */

@@ -47,10 +47,10 @@
  *                    Rows k .. pad_k(k) - 1 and columns n .. 32 * ceil(n / 32) - 1 are zero. ldb is the distance
  *                    between panels, >= 32 * pad_k(k): simd_ldb(t, k) when the panels have no gaps.
  *
- * pad_k(k) rounds up to t->k_multiple (1 for f32; for bf16 32, and 8 on arm64). Pieces of an operand are operands
- * too: columns from a multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0
- * * 32 with the same ldb, rows of A at A + i0 * lda. Several threads can therefore pack a whole head of K and V
- * once, and products read it tile by tile.
+ * pad_k(k) rounds up to t->k_multiple (1 for f32; for bf16 32, and 8 on arm64). A part of an operand is an operand too.
+ * Columns j0 and later of B (j0 a multiple of 32) start at B + (j0 / 32) * ldb. Rows kk0 and later of B (kk0 a multiple
+ * of 32) start at B + kk0 * 32, with B's own ldb. Rows i0 and later of A start at A + i0 * lda. Several threads can
+ * therefore pack a whole head of K and V once, and products read it tile by tile.
  *
  * The packing functions make operands from X, rows of a strided tensor of any floating dtype ([rows][cols], last
  * axis contiguous):

@@ -8,8 +8,8 @@
  *     2 3    C, rows 16-31    5  A, rows 16-31
  *
  * Four loads thus feed four products. Where rows or columns do not fill a tile, the products also use padding or
- * whatever memory lies behind, and those results are dropped: such a block of C goes through a buffer. A sum runs along
- * k in order, starting from C.
+ * whatever memory lies behind the operand. Such a block of C is computed in a buffer, and only its valid part is copied
+ * to C. A sum runs along k in order, starting from C.
  *
  * The operating system gives tile registers only to a process that has requested them (simd_amx_permit). Each thread
  * loads the tile configuration at its first product and keeps it, because loading takes 50 ns. leave() releases the

@@ -170,8 +170,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 
 /* ---- Options and masks of scores --------------------------------------------------------------------------------- */
 
-/* Returns tanh x with a relative error below 5e-7. Near 0 it uses an odd polynomial, because the formula for all other
- * x, 1 - 2 / (e^2x + 1), would lose digits there. */
+/* Returns tanh x with a relative error below 5e-7. For |x| below 0.625 the function uses an odd polynomial, because the
+ * formula for all other x, 1 - 2 / (e^2x + 1), would lose digits near 0. */
 VEC vf v_tanh(vf x)
 {
     const vf a = v_abs(x), u = v_mul(x, x);
@@ -535,7 +535,8 @@ static void exp2_all(int64_t n, const float *x, float *y)
 
 /* ---- Random bits of dropout -------------------------------------------------------------------------------------- */
 
-/* Philox4x32-10 as in attn_dropout_words(). Each lane draws the four words of one group of 8 keys. */
+/* Draws dropout's random bits with the generator Philox4x32-10, as attn_dropout_words() does. Each lane draws the four
+ * words of one group of 8 keys. */
 static void drop_bits(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t threshold,
                       float kept[SIMD_DROPS])
 {

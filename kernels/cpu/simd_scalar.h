@@ -1,6 +1,6 @@
-/* simd_scalar.h: conversions of f16, bf16 and e4m3 to f32 and back, one number at a time. simd_portable.c consists of
- * these functions, and the other variants use them for tables and for the last elements of a row. Conversions to f32
- * are exact; conversions from f32 round to nearest even.
+/* simd_scalar.h: conversions of f16, bf16 and e4m3 to f32 and back, one number at a time. simd_portable.c uses them for
+ * all conversions; the other variants use them for tables and for the last elements of a row. Conversions to f32 are
+ * exact; conversions from f32 round to nearest even.
  *
  *            sign exponent mantissa  bias   largest   subnormals   infinity   NaN
  *     f16       1        5       10    15     65504   yes          yes        yes

@@ -4,14 +4,15 @@
  * The idea. A number is stored as the sum of bf16 numbers, its parts: the nearest bf16 number, then the nearest to the
  * remainder, and so on. A bf16 number has 8 bits of mantissa. Two parts have 16, so a float16 (11 bits) is exact; three
  * parts have 24, so a float32 is exact. The product of two numbers is the sum, in f32, of the products of their parts,
- * which are exact in f32. The size of part p is at most 2^(-8 p) of the number:
+ * which are exact in f32. The size of part p is at most 2^(-8 p) of the number. In the table, 01 is the product of part
+ * 0 of one number and part 1 of the other:
  *
  *     PARTS   products              products that are left out, and their size relative to the whole product
  *     2       00 01 10 11           none (11 is up to 2^-16: without it, lse of large scores was off by 2e-4)
- *     3       00 01 02 10 11 20     12 and 21: 2^-24 each at most, as much as f32 rounds off
+ *     3       00 01 02 10 11 20     12, 21 and 22: 2^-24 each at most, as much as f32 rounds off
  *
- * A product of float16 numbers thus takes 4 products of AMX, and one of float32 numbers 6. AMX is 16 times as fast
- * as f32 multiply-adds. P and dS, which are f32 between the products, are split in the same way.
+ * A product of float16 numbers thus takes 4 products of AMX, and one of float32 numbers 6. AMX is 16 times as fast as
+ * f32 multiply-adds. P and dS are f32 when they are computed, and are then split in the same way for the next product.
  *
  * Limits. The parts of numbers below 3e-36 are subnormal, and AMX treats these as 0. Infinity becomes NaN, because its
  * second part is inf minus inf. Numbers above 3.38e38 become NaN too, because they round to infinity in bf16.

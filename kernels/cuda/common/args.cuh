@@ -40,11 +40,12 @@ struct cuda_args {
     int first_tile;
     /* whether sequences may have fewer queries (or keys) than their tensor has rows (packed problem, or seqlens) */
     bool ends_of_queries, ends_of_keys;
-    /* kernels skip packed sequences of at most this many rows (queries * heads of a group), which decode.cu computes */
+    /* kernels skip packed sequences of at most this many rows (queries * heads of a group), because decode.cu computes
+     * them */
     int decode_rows;
     /* rows_later has a byte for each row of lse, keys_later one for each row of dk. A byte that is not 0 says that a
-     * kernel could not compute the row, and that a later launch (simple/simple.cu) must. *rows_found becomes 1 if
-     * there is such a row. The pointers are NULL in problems that are so short that no later launch is needed. */
+     * kernel could not compute the row, and that a later launch (simple/simple.cu) must. *rows_found becomes 1 if there
+     * is such a row. The pointers are NULL if the kernel computes such rows itself, as in short problems. */
     uint8_t *rows_later, *keys_later, *rows_found;
     /* A backward keeps the lse of rows with huge scores as two floats (lse and rest of struct saved in rows.cuh). A
      * forward that gets these pointers writes only these two arrays; in other launches they are NULL. */
@@ -195,8 +196,8 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
 }
 
-/* Like score(), but in double, for q.k beyond the range of float32. Returns the score z (x) and dz / d(scale q.k)
- * (y). */
+/* Computes the score z of a pair as score() does, but in double, because q.k is beyond the range of float32. Returns z
+ * (x) and dz / d(scale q.k) (y). */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *

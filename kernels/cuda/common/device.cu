@@ -54,10 +54,10 @@ const struct {
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* a whole cache line for each stream's counter, so that no two counters share a line */
+enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter of work tiles, which has a cache line of its own */
 
-/* One call of attn_run_some() queues work for at most this constant times step_seconds(), because queued work cannot be
- * cancelled and delays all other streams of the device. */
+/* One call of attn_run_some() queues work for at most this constant times step_seconds(). Queued work cannot be
+ * cancelled, and delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
 /* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
@@ -99,8 +99,8 @@ struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
-    /* A note is a numbered point in the stream's queue. When the stream reaches it, it writes its number here, in
-     * pinned memory. NULL: the stream has no notes. */
+    /* A note is a numbered point in the stream's queue. When the stream reaches the note, it writes the note's number
+     * here, in pinned memory. NULL: the stream has no notes. */
     volatile uint32_t *note;
     uint32_t notes;
     int *counter;
@@ -555,8 +555,8 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     if (rows < 2 * chip->step_seconds || is_decode(plan) || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes || plan->kernel == &simple_observe.takes)
         return 0;
-    /* An observe (statistics of attention weights) needs only a header here: its kernels mark rows in their own
-     * workspace. */
+    /* An observe (statistics of attention weights) needs only the header of MARKS_HEAD bytes, because its kernels mark
+     * rows in their own workspace. */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -697,7 +697,7 @@ void allow_peer(device *d, int index)
     if (bit == 0 || (d->peers.fetch_or(bit, std::memory_order_relaxed) & bit)) return;
     if (cudaDeviceCanAccessPeer(&can, d->base.index, index) == cudaSuccess && can)
         (void)cudaDeviceEnablePeerAccess(index, 0);
-    /* clears CUDA's last error, which a refused or repeated call of cudaDeviceEnablePeerAccess() has set */
+    /* clears CUDA's last error, which a failed call of cudaDeviceEnablePeerAccess() may have set */
     cudaGetLastError();
 }
 
@@ -783,8 +783,8 @@ bool has_steps(const device *d, const attn_plan *plan)
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     /* a problem that is not divided into steps marks no rows: its kernel computes all
-                                      * rows itself */
+                                     /* without steps (attn_run()) no rows are marked: the kernel computes all rows
+                                      * itself */
                                      : 0;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
@@ -810,9 +810,9 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaPeekAtLastError();
 }
 
-/* Returns the size of the parts (batch rows, key/value heads) into which a long problem is divided. The division
- * changes no bit of the results, except of a backward without `deterministic`: a gradient's sum over batch rows or
- * heads lies within one part. */
+/* Returns the size of the parts (batch rows, key/value heads) into which a long problem is divided. A gradient's sum
+ * over batch rows or heads always lies within one part. The division therefore changes no bit of the results, except in
+ * a backward without the option `deterministic`. */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -831,8 +831,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* Plans a part (`some`) of the problem of `whole` with the same kernel. Returns false if the part needs more workspace
- * than the whole problem. */
+/* Writes to *plan the plan of `some`, which is a part of the problem of `whole`, for the kernel of `whole`. Returns
+ * false if the part needs more workspace than the whole problem. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;

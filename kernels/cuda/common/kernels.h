@@ -34,8 +34,8 @@ struct cuda_chip {
     int *counter;
     /* bytes in which a kernel marks rows that it cannot compute on tensor cores (see cuda_args) */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* a byte of the host's pinned memory: a check sets it to 1 if it finds marked rows, which a later launch must
-     * compute; NULL if there is neither a check nor such a launch */
+    /* A byte of the host's pinned memory, which becomes 1 if a check finds marked rows (rows that a later launch must
+     * compute). NULL: this problem has neither such a check nor such a launch. */
     uint8_t *found;
     /* The tiles are divided into `shares` equal parts, and the launch computes part number `share`. If both are 0, the
      * launch computes all tiles. */
@@ -96,7 +96,8 @@ template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count,
     for (int64_t first = 0; first < count; first += part) visit(first, part < count - first ? part : count - first);
 }
 
-/* Like in_parts(), but calls launch(first, count) only for the steps that chip->steps selects. */
+/* Divides `count` pieces of work into steps, as in_parts() does, and calls launch(first, count) for each step that
+ * chip->steps selects. */
 template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch)
 {
     in_parts(chip, count, seconds_each, [&](int64_t first, int64_t n) {
@@ -143,8 +144,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), but first calls before() for all shares, and then launch() for all shares. If there is only one
- * share, before() and launch() together are one step. */
+/* Divides the work of before() into shares, as in_shares() does, and then the work of launch(). If launch() has only
+ * one share, before() and launch() together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {

@@ -1,6 +1,7 @@
-/* padding.cu: writes the results of padding rows, which lie past a sequence's length in seqlens_q, or in the gaps
- * between packed sequences: -inf for lse, 0 for all others. Other kernels run later and do not write these rows. For an
- * observe (statistics of attention weights) the whole outputs are filled. */
+/* padding.cu: writes the results of padding rows: -inf for lse, 0 for out and gradients. Padding rows lie past a
+ * sequence's length in seqlens_q or seqlens_k, or in the gaps between packed sequences. Other kernels run later and do
+ * not write these rows. For an observe (statistics of attention weights) every row of the outputs is filled: with -inf
+ * (row_max, lse, max_logit), -1 (top_keys) or 0. */
 #include "kernels/cuda/common/args.cuh"
 
 namespace {

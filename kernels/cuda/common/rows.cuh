@@ -27,7 +27,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* Like load_row(), for a row of k or v, which may lie in a page (page_table). */
+/* Loads the lane's channels of a row of k or v, which may lie in a page (page_table). */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])
@@ -95,9 +95,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* Returns the dot product of row x, which is the same for all lanes, with row y, which each lane has for itself. The
- * sum is added in the order of dot(), so it has the same bits: first channels d, d + 32, ... for each d below 32, then
- * the 32 sums as in warp_sum(). */
+/* Returns the dot product of row x, which is the same for all lanes, and the lane's own row y. The result has the same
+ * bits as that of dot(), because the order of additions is the same: first channels d, d + 32, ... for each d below 32,
+ * and then the 32 sums, as warp_sum() adds them. */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -130,7 +130,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* Returns 0, or NaN if the lane's row y has a number that is not finite. */
+/* Returns 0 times the elements of the lane's row y: 0, or NaN if an element is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -224,8 +224,8 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 }
 
 /* Says which rows forward_row() writes. UNSOUND_ROWS: only rows that tensor cores cannot compute, because their result
- * is not finite or their scores are huge. UNSOUND_ROWS_BUT_HUGE: the same rows, except those whose largest |score| is
- * at least HUGE_SCORE, for kernels that compute these rows correctly (see in_base_2()). */
+ * is not finite or their largest score is SCORE_MOST or more in size. UNSOUND_ROWS_BUT_HUGE: these rows without those
+ * whose largest score is HUGE_SCORE or more in size, for kernels that compute such rows correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether the out or the lse that tensor cores computed for a row is not finite. */
@@ -382,9 +382,10 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns the lse of row i as two numbers (x, y). If lse is huge, x is the row's largest score, and y the logarithm of
- * the sum of exp(score - x), computed from q and k, because rounding has removed y from lse. Otherwise, or if another
- * launch computes the two (`now` is false), x is lse and y is 0. The whole warp calls it. */
+/* Returns the lse of row i as two numbers (x, y). For most rows x is lse, and y is 0. A huge lse (ATTN_LSE_MOST or more
+ * in size) has lost its low bits, so the function computes it again from q and k: x is the row's largest score, and y
+ * the logarithm of the sum of exp(score - x). If `now` is false, the function may leave such a row to another launch,
+ * and then returns x = lse and y = 0. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

@@ -5,8 +5,9 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Sums over the keys of one query. p: of the probabilities P; dz: of dZ, the gradient of the scores after softcap.
- * p_far and dz_far: of P and of dZ, times the distance between the positions of the query and the key. */
+/* Sums over the keys of one query: p is the sum of the probabilities P, and dz the sum of dZ, the gradient of the
+ * scores after softcap. p_far and dz_far are the sums of P and of dZ times the distance between the positions of query
+ * and key. */
 struct row_far_sums {
     float p, dz, p_far, dz_far;
 };

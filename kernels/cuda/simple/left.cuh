@@ -1,5 +1,5 @@
-/* left.cuh: launches kernels that compute marked rows: rows that an earlier kernel could not compute. A row's mark is a
- * byte. */
+/* left.cuh: launches kernels that compute marked rows. An earlier kernel has marked the rows that it could not compute,
+ * each by a byte. */
 #ifndef ATTN_CUDA_LEFT_CUH
 #define ATTN_CUDA_LEFT_CUH
 
@@ -8,8 +8,8 @@
 
 namespace {
 
-/* Queues a check whether kernels have marked rows since the previous check. It copies the byte chip->rows_found, which
- * is 1 if so, to *chip->found. */
+/* Queues a check whether kernels have marked rows since the previous check. The check copies the byte chip->rows_found
+ * to *chip->found: 1 means that there are marked rows. It then sets chip->rows_found to 0. */
 inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;

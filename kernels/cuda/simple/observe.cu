@@ -1,8 +1,9 @@
 /* observe.cu: computes an observe (which keys the queries attend to; see attn_observe in attention.h) without tensor
- * cores, for every dtype, head dim and option. One warp computes each number of a result.
+ * cores, for every dtype, head dim and option. One warp computes a row, an element of key_mass or a cell of map. One
+ * block computes max_logit and mean_entropy of a head.
  *
- * The kernel `rows` computes row_max, lse, entropy, top_keys and top_weights, and stores two numbers per row in the
- * workspace (observe.h). The kernels for key_mass, weights and map recompute the scores, and get P from these two
+ * The kernel observe_rows computes row_max, lse, entropy, top_keys and top_weights, and stores two numbers per row in
+ * the workspace (observe.h). The kernels for key_mass, weights and map recompute the scores, and get P from these two
  * numbers. Sums of many P are double.
  *
  * sm80/observe.cu launches these kernels for strange rows (rows that tensor cores cannot compute). */
@@ -26,7 +27,7 @@ DEVICE bool has_wanted(const observed_rows &rows)
 }
 
 /* Returns whether this launch computes an element of key_mass, weights or map whose value so far is `x`. If
- * rows.nonfinite_sums is set, it computes only elements that are not finite. */
+ * rows.nonfinite_sums is true, the launch computes only elements that are not finite. */
 DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
 {
     return !rows.nonfinite_sums || x - x != 0;

@@ -15,12 +15,13 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
 /* Computes in one launch the rows that a forward could not compute and has marked in a.rows_later. */
 void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that a backward could not compute and has marked. Call it before
- * simple_gradients(). */
+/* Computes the rows of dq, dk and dv that a backward could not compute and has marked, and the two parts of each huge
+ * lse. Call it before simple_gradients(), which uses these parts. */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Computes the same rows as simple_gradients_left(), but with one launch for dq, and one for dk and dv. */
+/* Computes the rows of dq, dk and dv that a backward could not compute and has marked, in one launch for dq, and one
+ * for dk and dv. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
 /* Computes dbias, dalibi_slopes and dsinks, if the problem requests them, from s.lse and s.delta. */

@@ -171,8 +171,8 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The online softmax of a row. All four lanes of the row have its maximum m; l, `seen` (the number of visible pairs)
- * and `seen_z` are over a lane's own columns. */
+/* The online softmax of a row. Four lanes share a row, and all four have its maximum m. The sum l, the number of
+ * visible pairs (`seen`) and `seen_z` count only the lane's own columns. */
 struct online_row {
     double m, l, seen_z; /* seen_z: the sum of the scores of visible keys */
     int seen;

@@ -64,7 +64,8 @@ constexpr bool has_two_products(pass p)
     return p == DQ || p == DK;
 }
 
-/* The operands of a pass (FORWARD, DQ, DK or DV), which computes S = X Y^T, dP = X2 Y2^T, result += P Z. */
+/* The operands of a pass (FORWARD, DQ, DK or DV), which computes S = X Y^T and dP = X2 Y2^T, and adds P Z to the
+ * result. */
 struct operands {
     dense x, y, x2, y2, z;
 };
@@ -78,8 +79,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Returns the number of tiles of rows per head; in packed problems, of all sequences together. Each tile has one block
- * for every WIDTH columns of the result. */
+/* Returns the number of tiles of rows per head. In packed problems this is an upper bound for all sequences together.
+ * Each tile has one block for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -143,8 +144,9 @@ struct block_work {
     double scale;
 };
 
-/* An iteration of a block's loop: it loads chunk number `part` of the channels, for the tile that begins at column
- * `column`, and for query head number `member` of the group. */
+/* An iteration of a block's loop, for the tile that begins at column `column`, and for query head number `member` of
+ * the group. The iterations with the first `chunks` values of `part` load channels of X and Y, the next `chunks2` those
+ * of X2 and Y2, and the last one loads Z. */
 struct cursor {
     int part, column, member;
 };
@@ -248,7 +250,8 @@ DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor
     });
 }
 
-/* Returns the row_sum of a pair's query, which is the pair's row in DQ, and its column in DK and DV. */
+/* Returns the row_sum (softmax and delta) of a pair's query. In DQ the query is the pair's row, in DK and DV its
+ * column. */
 template <pass PASS>
 DEVICE const row_sum &sum_of(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, int n, int e)
 {
