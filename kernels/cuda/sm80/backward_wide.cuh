@@ -10,10 +10,12 @@ namespace {
 /* Reading operands from shared memory limits the speed. A warp therefore computes blocks of 32 x 32 or 32 x 64 results,
  * for which it uses each fragment in two to four products.
  *
- * S^T, dP^T: 32 keys x 32 queries. For head dims above 64, two warps share the keys, with half of the queries each.
- * dV, dK: 32 keys x 64 channels. For head dims above 64, P^T and dS^T come from shared memory, otherwise from
- * registers.
- * dQ: 32 queries x 32 channels, one iteration after dS, so that an iteration needs only one barrier of the block. */
+ * S^T, dP^T: a warp computes 32 keys x 32 queries. For head dims above 64, two warps share 32 keys, and each computes
+ * half of the queries.
+ * dV, dK: a warp computes 32 keys x 64 channels. For head dims above 64, P^T and dS^T come from shared memory, otherwise
+ * from registers.
+ * dQ: a warp computes 32 queries x 32 channels, one iteration after dS, so that an iteration needs only one barrier of
+ * the block. */
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
@@ -47,8 +49,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Barrier for the two warps that share 32 keys, once for every query tile. Tiles without visible pairs need it only for
- * race checkers. */
+/* The two warps that share 32 keys meet at this barrier once for every query tile. For tiles without visible pairs, the
+ * barrier is needed only by tools that check for races. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {

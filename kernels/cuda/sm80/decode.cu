@@ -125,8 +125,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* FULL: a block takes several splits only if at least FULL times as many blocks remain as the GPU runs at a time.
- * PLACES: number of blocks that a multiprocessor runs at a time. */
+/* FULL: a block takes several splits only if the grid then still has at least FULL times as many blocks as the GPU runs
+ * at a time. PLACES: number of blocks that a multiprocessor runs at a time. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets each block compute a whole group of SPLIT_GROUP splits, if fewer blocks still fill the GPU. This changes no bit
