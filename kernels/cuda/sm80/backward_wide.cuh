@@ -12,7 +12,7 @@ namespace {
  *
  * S^T, dP^T: a warp computes 32 keys x 32 queries. For head dims above 64, two warps share 32 keys, and each computes
  * half of the queries.
- * dV, dK: a warp computes 32 keys x 64 channels. For head dims above 64, P^T and dS^T come from shared memory, otherwise
+ * dV, dK: a warp computes 32 keys x 64 channels. P^T and dS^T come from shared memory for head dims above 64, otherwise
  * from registers.
  * dQ: a warp computes 32 queries x 32 channels, one iteration after dS, so that an iteration needs only one barrier of
  * the block. */

@@ -199,8 +199,8 @@ DEVICE float max_or_nan(float x, float y)
 
 /* ---- Programmatic dependent launch (PTX ISA 9.7.13.13) ----------------------------------------------------------- */
 
-/* Allows the stream's next kernel to start when every block has called this, if it was launched as a programmatic
- * dependent launch. Does nothing before compute capability 9.0. */
+/* Allows the stream's next kernel to start when every block has called this function, if the next kernel was launched
+ * as a programmatic dependent launch. Does nothing before compute capability 9.0. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900

@@ -9,9 +9,9 @@
  * and 2^15. e is a multiple of 8, so that the bits of a row seldom depend on the other rows.
  *
  * For a number of at least 2^-21 of the tile's largest number, the error of hi + lo is at most 2^-22 of the number
- * itself. For a smaller number, the error is at most 2^-42 of the tile's largest number. If all numbers of a row, except
- * zeros, are below 2^-22 of the tile's largest, the tile is `wide`: results that depend on it are computed row by row in
- * float32 (rows.cuh).
+ * itself. For a smaller number, the error is at most 2^-42 of the tile's largest number. If all numbers of a row,
+ * except zeros, are below 2^-22 of the tile's largest, the tile is `wide`: results that depend on it are computed row
+ * by row in float32 (rows.cuh).
  *
  * Largest errors against float64, divided by the largest value (lse: not divided), for N(0, 1), lengths 1024 to 4096, D
  * 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three times as large: out

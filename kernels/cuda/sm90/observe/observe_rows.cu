@@ -68,8 +68,8 @@ struct own_tiles {
     }
 };
 
-/* Updates the largest score and the sums of the thread's two rows by the scores S of a tile. `bounded`: a score may be
- * -inf; its exponent is replaced by -1000, because 0 * -inf would be NaN. */
+/* Updates the largest score and the sums of the thread's two rows by the scores S of a tile. If `bounded`, scores may
+ * be -inf (hidden pairs); their exponents are replaced by -1000, because 0 * -inf would be NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll
