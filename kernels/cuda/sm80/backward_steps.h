@@ -23,8 +23,8 @@ struct row_values {
 };
 
 /* The workspace of the kernels: lse and delta of each row, and row_values of every query tile. `sums` has the float32
- * sums of dQ of every query tile (64 queries by 64, 128 or 256 columns each). `sums` is NULL if the main kernel adds up
- * no dQ. */
+ * sums of dQ of every query tile (64 queries by 64, 128 or 256 columns each). `sums` is NULL if the main kernel adds no
+ * dQ to such sums. */
 struct backward_scratch {
     saved s;
     row_values *values;

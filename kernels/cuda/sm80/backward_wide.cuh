@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0);
-    /* index of the next, current and previous query tile in the sums of dQ; it fits in an int, because a tile takes
-     * kilobytes */
+    /* indices of the next, current and previous query tile in the sums of dQ; an int is large enough, because each tile
+     * takes kilobytes of memory */
     int sums_next = 0, sums_now = 0, sums_before;
 
     const float scale_log2 = (float)g.scale * LOG2E;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
-            /* skips the tile if no query of the warp (with QW = 2: of the pair of warps) sees any of its keys */
+            /* skips the tile if no query of the warp (with QW = 2: of the pair of warps) sees any of the warp's keys */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
                 const float zero[2][4][4] = {};

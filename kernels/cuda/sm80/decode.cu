@@ -129,8 +129,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
  * at a time. PLACES: number of blocks that a multiprocessor runs at a time. */
 const int FULL = 4, PLACES = 3;
 
-/* Lets each block compute a whole group of SPLIT_GROUP splits, if fewer blocks still fill the GPU. This changes no bit
- * of the results. */
+/* Lets each block compute a whole group of SPLIT_GROUP splits (parts of a sequence's keys), if the smaller number of
+ * blocks still fills the GPU. This changes no bit of the results. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;

@@ -33,8 +33,8 @@ enum { WARPS = 4, THREADS = 32 * WARPS };
  * converts float8. KEYS_AS_FLOAT8: as float8, which the kernel converts in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
-/* Number of tiles of 16 rows in a block of decode_stacks(). The rows are of several sequences that see the same
- * keys. */
+/* A block of decode_stacks() computes this many tiles of 16 rows. The rows belong to several sequences that see the
+ * same keys. */
 enum { STACK_TILES = 2 };
 
 /* Above head size 256, the warps of a block divide the channels of the head: each warp multiplies this many. */
@@ -83,7 +83,7 @@ template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Number of blocks per multiprocessor. More blocks leave each thread fewer registers. Before compute capability 9.0,
- * shared memory has room for two. */
+ * shared memory has room for two blocks (above head size 256, for one). */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 1024 ? 1 : D >= 256 || SCORE_MODS ? 2 : 3;
 #else
@@ -162,7 +162,9 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
 struct split_place {
-    int first, last; /* the keys `first` to `last` - 1; `first` is a multiple of BN (keys per tile) */
+    /* the split (a part of a sequence's keys) has the keys `first` to `last` - 1; `first` is a multiple of BN (keys per
+     * tile) */
+    int first, last;
     /* tiles: index of the split's first tile of keys; steps: number of tiles of K and of V to load, counted together */
     int tiles, steps;
 };
@@ -660,9 +662,9 @@ DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, 
 }
 
 /* Computes attention over the keys of split number `index` of one key/value head. Writes `out` if the sequence has one
- * split, otherwise partial results. If a result is not finite, it repeats the split with zeros in place of infinities
- * and NaN of V. STACKED: the rows belong to `sequences` neighbouring sequences from `place` on, and decode_splits()
- * repeats splits that are not finite. */
+ * split, otherwise partial results. If a result is not finite, this function repeats the split with zeros in place of
+ * infinities and NaN of V. If X::STACKED, the rows belong to `sequences` neighbouring sequences from `place` on, and
+ * decode_splits() repeats splits that are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -901,7 +903,7 @@ inline dim3 grid_of_splits(const attn_dims &d, const plan &p, int64_t blocks)
     return p.few ? dim3((unsigned)d.Hk, (unsigned)p.walkers, (unsigned)d.B) : dim3((unsigned)blocks);
 }
 
-/* The code of a block of decode_splits(): computes the block's splits. */
+/* The code of a block of decode_splits(): computes the block's splits (parts of a sequence's keys). */
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
           class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)

@@ -1,8 +1,8 @@
 /* decode.h: declarations of decode.cu, and how other kernels use it. In a packed problem, a kernel for long sequences
  * runs first and skips sequences of few rows (cuda_chip::decode_rows), which decode.cu then computes.
  *
- * Such a kernel has a second row in cuda_kernels[], with the same features: { { "sm90+decode", ... }, 90, 90,
- * plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
+ * Such a kernel has a second row in the table cuda_kernels[], with the same features, for example: { { "sm90+decode",
+ * ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H
 

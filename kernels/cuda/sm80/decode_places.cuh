@@ -29,7 +29,7 @@ struct decode_plan {
     /* number of rows of partial results per key/value head in packed problems; the rows of sequence b begin at row
      * cu_k[b] / KEYS_A_ROW */
     int64_t head_rows;
-    float *O;   /* O of the partial results, in rows of D; NULL: no sequence has more than one split */
+    float *O;   /* O of the partial results, in rows of D floats; NULL: no sequence has more than one split */
     float2 *ml; /* maximum m in base 2 (x) and sum l (y) of each row of partial results */
 };
 
@@ -66,7 +66,7 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
 }
 
 /* Returns the most splits of any sequence of up to `keys` keys. More keys may have fewer splits: 2048 keys have 16
- * splits of 128 keys, 2049 keys 9 of 256. */
+ * splits of 128 keys, but 2049 keys have 9 splits of 256 keys. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8, bool wide_heads)
 {
     const int64_t least = wide ? 512 : 128, most = wide_heads ? 512 : wide ? 2048 : 1024;
@@ -112,8 +112,8 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* Like group_place_of(), but only for problems that are not packed, with at most FEW_ROWS rows and no options. It
- * computes in 32 bits, because a kernel's first copies wait for the result. */
+/* Like group_place_of(), but only for problems that are not packed, with at most FEW_ROWS rows and no options. This
+ * function computes in 32 bits to be fast, because a kernel's first copies wait for the result. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;

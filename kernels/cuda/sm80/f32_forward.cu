@@ -85,10 +85,10 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* One step of the online softmax: S becomes P times 2^(P_BITS - shift); `shift` is above 0 only for tiles of V with
- * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. Without options, P_BITS -
- * shift is added to the exponent. With options, P is multiplied by the power of two instead, because next to a huge
- * score the sum would round P_BITS - shift away. */
+/* One step of the online softmax: S becomes P times 2^(P_BITS - shift). `shift` is above 0 only for tiles of V with
+ * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor by which O must be multiplied.
+ * Without options, P_BITS - shift is added to the exponent. With options, P is multiplied by the power of two, because
+ * a sum with a huge score would round P_BITS - shift away. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {

@@ -34,9 +34,9 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* One step of the online softmax: scores S become probabilities P. m grows only if the new maximum is larger by more
- * than 8 (base 2), so O is hardly ever rescaled; P and l may be up to 2^8 times larger, which costs no accuracy. `c`
- * converts S to base 2. */
+/* One step of the online softmax: scores S become probabilities P. m, which is subtracted from the scores, grows only
+ * if the new maximum is larger by more than 8 (base 2), so O is hardly ever rescaled. P and l may therefore be up to
+ * 2^8 times larger, which costs no accuracy. `c` converts S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {

@@ -536,8 +536,9 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* For each query, four lanes of two warps have partial sums. Adds them up, and writes the sum of dZ (the gradient of
- * the scores after softcap) times distance (far_of_row()). `other` is shared memory with one struct per query. */
+/* For each query, four lanes of each of two warps have partial sums. Adds them up, and writes the sum of dZ (the
+ * gradient of the scores after softcap) times distance (far_of_row()). `other` is shared memory with one struct per
+ * query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

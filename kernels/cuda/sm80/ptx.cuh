@@ -140,7 +140,8 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return r;
 }
 
-/* These functions convert two float16 to floats, and multiply pairs of float16. PTX ISA 9.7.4.4. */
+/* floats_of_halves() converts two float16 numbers to floats; multiply_halves() multiplies the two float16 numbers of x
+ * by those of y. PTX ISA 9.7.4.4. */
 DEVICE float2 floats_of_halves(uint32_t x)
 {
     return __half22float2(*reinterpret_cast<const __half2 *>(&x));

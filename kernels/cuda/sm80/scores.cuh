@@ -98,7 +98,8 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options of scores --------------------------------------------------------------------------------- */
 
-/* Sets the scores of a row outside columns lo to hi - 1 to -inf. Columns are counted from this lane's first column. */
+/* Sets to -inf the scores of a row that lie outside columns lo to hi - 1. Columns are counted from this lane's first
+ * column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
 #pragma unroll
@@ -237,7 +238,7 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. Before the call, S times `unit` is q.k. After it, S is log2(P) + `bits`. `lse2` must be
+ * pairs dropout keeps. Before the call, S times `unit` is q.k. After the call, S is log2(P) + `bits`. `lse2` must be
  * the lse in base 2, minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,

@@ -51,7 +51,7 @@ DEVICE void add_float_chunk(float (&S)[1][NT][4], uint32_t start, uint32_t tileA
     const uint32_t down = start + lane_down<WIDTH>(lane), across = start + lane_across<WIDTH>(lane);
 #pragma unroll
     for (int part = 0; part < CHUNK / SUMMED; part++) {
-        float sum[NT][4] = {}, small[NT][4] = {}; /* small: the products with a lo */
+        float sum[NT][4] = {}, small[NT][4] = {}; /* small: the sum of products in which one factor is a `lo` */
 #pragma unroll
         for (int kk = part * STEPS; kk < (part + 1) * STEPS; kk++) {
             uint32_t a[4], ah[4], al[4];

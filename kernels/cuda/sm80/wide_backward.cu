@@ -77,8 +77,8 @@ template <class X, gradient G, bool SCORE_MODS> struct shared {
         options[WARPS];
     /* lse and delta of the queries of the current tile; only blocks that compute dk or dv use this member */
     row_values values;
-    /* float32 only: the result of one_key_of() for each query of the tile (0, or how near the P of an only key is to
-     * 1) */
+    /* float32 only: for each query of the tile that sees only one key, the factor by which P may differ from its true
+     * value 1 (one_key_of()); for other queries, 0 */
     static const bool FLOATS = is_float<typename X::T>;
     float one_key[FLOATS ? X::TILE : 1];
     block_place place;
