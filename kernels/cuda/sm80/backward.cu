@@ -412,8 +412,9 @@ size_t align_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Bytes of the parts of the workspace, in this order: lse, delta and rest of each row; row_values of the query tiles;
- * float32 sums of dQ; the workspace of option_gradients(); recomputed out and lse, if the client gave none. */
+/* Bytes of the parts of the workspace, in this order: lse, delta and rest (struct saved) of each row; row_values of the
+ * query tiles; float32 sums of dQ; the workspace of option_gradients(); recomputed out and lse, if the client gave
+ * none. */
 struct parts {
     size_t rows, values, sums, gradients, out, lse, total;
 };

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(128, 8)
         w.values[tile].lse2[mine] = lse_in_base_2(y);
         w.values[tile].delta[mine] = delta;
     }
-    if (any_huge) { /* rare: a huge lse is stored as two numbers (see saved.rest) */
+    if (any_huge) { /* rare case: a row's huge lse is stored as two numbers (see saved.rest) */
         __syncthreads();
         lse_of_tile_in_parts(a, w.s, kept(blockIdx.x));
     }
@@ -235,8 +235,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     bool finite = true;
     if (pieces) {
         const int EACH = BM / 16 * (D / 8) / 8,
-                  /* EACH: number of blocks of 16 queries x 8 channels that a warp loads; CHUNK: how many it loads at a
-                   * time */
+                  /* EACH: number of blocks of 16 queries x 8 channels that a warp loads; CHUNK: number of these blocks
+                   * that it loads at a time */
             CHUNK = EACH < 8 ? EACH : 8;
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {

@@ -22,8 +22,9 @@ struct row_values {
     float lse2[QUERY_TILE], delta[QUERY_TILE];
 };
 
-/* The workspace of the kernels: lse and delta of each row, row_values of every query tile, and its float32 sums of dQ
- * (64 queries by 64, 128 or 256 columns; NULL if dq is not requested). */
+/* The workspace of the kernels: lse and delta of each row, and row_values of every query tile. `sums` has the float32
+ * sums of dQ of every query tile (64 queries by 64, 128 or 256 columns each). `sums` is NULL if the main kernel adds no
+ * dQ to such sums. */
 struct backward_scratch {
     saved s;
     row_values *values;
@@ -40,8 +41,8 @@ DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int
 }
 
 /* Returns the index of query q, channel d in the float32 sums of dQ of a query tile. The sums lie in blocks of 16
- * queries x 8 channels, four floats per lane. The 32 x 32 sums of a warp are contiguous, because atomic additions are
- * fastest there. */
+ * queries x 8 channels, four floats per lane. The 32 x 32 sums of a warp are contiguous, because atomic additions to
+ * contiguous sums are the fastest. */
 template <int D> DEVICE int fragment_at(int q, int d)
 {
     return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
@@ -51,8 +52,8 @@ template <int D> DEVICE int fragment_at(int q, int d)
 int backward_class(const attn_dims &d);
 
 /* Returns the bytes of workspace for the steps before and after the main kernel, whose own workspace follows. Returns 0
- * if the client has not given out and lse, and no kernel of this chip computes them. `adds` says that the main kernel
- * may add to float32 sums of dQ in any order. */
+ * if the client has not given out and lse, and no kernel of this chip computes them. `adds`: whether the main kernel
+ * adds dQ to float32 sums in this workspace. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

@@ -10,10 +10,12 @@ namespace {
 /* Reading operands from shared memory limits the speed. A warp therefore computes blocks of 32 x 32 or 32 x 64 results,
  * for which it uses each fragment in two to four products.
  *
- * S^T, dP^T: 32 keys x 32 queries. For head dims above 64, two warps share the keys, with half of the queries each.
- * dV, dK: 32 keys x 64 channels. For head dims above 64, P^T and dS^T come from shared memory, otherwise from
- * registers.
- * dQ: 32 queries x 32 channels, one iteration after dS, so that an iteration needs only one barrier of the block. */
+ * S^T, dP^T: a warp computes 32 keys x 32 queries. For head dims above 64, two warps share 32 keys, and each computes
+ * half of the queries.
+ * dV, dK: a warp computes 32 keys x 64 channels. P^T and dS^T come from shared memory for head dims above 64, otherwise
+ * from registers.
+ * dQ: a warp computes 32 queries x 32 channels, one iteration after dS, so that an iteration needs only one barrier of
+ * the block. */
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
@@ -47,8 +49,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Barrier for the two warps that share 32 keys, once for every query tile. Tiles without visible pairs need it only for
- * race checkers. */
+/* The two warps that share 32 keys meet at this barrier once for every query tile. For tiles without visible pairs, the
+ * barrier is needed only by tools that check for races. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -101,8 +103,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0);
-    /* index of the next, current and previous query tile in the sums of dQ; it fits in an int, because a tile takes
-     * kilobytes */
+    /* indices of the next, current and previous query tile in the sums of dQ; an int is large enough, because each tile
+     * takes kilobytes of memory */
     int sums_next = 0, sums_now = 0, sums_before;
 
     const float scale_log2 = (float)g.scale * LOG2E;
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q;
-            /* skips the tile if no query of the warp (with QW = 2: of the pair of warps) sees any of its keys */
+            /* skips the tile if no query of the warp (with QW = 2: of the pair of warps) sees any of the warp's keys */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
                 const float zero[2][4][4] = {};

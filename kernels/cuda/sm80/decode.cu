@@ -125,12 +125,12 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* FULL: a block takes several splits only if at least FULL times as many blocks remain as the GPU runs at a time.
- * PLACES: number of blocks that a multiprocessor runs at a time. */
+/* FULL: a block takes several splits only if the grid then still has at least FULL times as many blocks as the GPU runs
+ * at a time. PLACES: number of blocks that a multiprocessor runs at a time. */
 const int FULL = 4, PLACES = 3;
 
-/* Lets each block compute a whole group of SPLIT_GROUP splits, if fewer blocks still fill the GPU. This changes no bit
- * of the results. */
+/* Lets each block compute a whole group of SPLIT_GROUP splits (parts of a sequence's keys), if the smaller number of
+ * blocks still fills the GPU. This changes no bit of the results. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;

@@ -1,16 +1,17 @@
-/* decode.cuh: how a block of decode.cu computes a split (a part of a sequence's keys), and its loop over splits. The
- * template parameter RING says how keys and values are copied to shared memory; results have the same bits with either
- * class. copies_by_threads copies pieces of 16 bytes (cp.async, any strides and options, from compute capability 8.0
- * on). copies_by_engine uses TMA (sm90/decode/decode.cu).
+/* decode.cuh: how a block of decode.cu computes attention over its splits (a split is a part of a sequence's keys). The
+ * template parameter RING is the class that copies tiles of keys and values to shared memory: copies_by_threads
+ * (cp.async, any strides and options, from compute capability 8.0 on) or copies_by_engine (TMA, sm90/decode/decode.cu).
+ * Results have the same bits with both classes.
  *
- * RING<T, X> is a block's ring of tiles, alternately of K and of V. Its members are:
- * kept: the ring's state, which lasts longer than a split
- * begin(queries): requests the first tiles; queries() writes Q to shared memory, where next() makes it visible
- * next<VALUES>(): returns the next tile of V or K, when it has arrived
- * clear_tail(tile, j): sets rows past the sequence to 0, if the copies have not done so
- * changed(): a thread that has written to a tile's memory calls it before a block barrier
+ * RING<T, X> is a block's ring buffer of tiles, alternately of K and of V; X is the shape of the block. Its members
+ * are:
+ * kept: the state of the ring that lasts longer than a split
+ * begin(queries): requests the first tiles, and calls queries(), which writes Q to shared memory
+ * next<VALUES>(): waits until the next tile (of V if VALUES, otherwise of K) and Q have arrived, and returns the tile
+ * clear_tail(tile, j): sets the rows of tile j past the end of the sequence to 0, if the copies have not done so
+ * changed(): a thread that has written to a tile's memory calls it before a block barrier, so that TMA may overwrite it
  * release(): a warp calls it when it has read the tile
- * FEW_ADDRESSES: 1 if registers are scarce, so fragments take few address registers
+ * FEW_ADDRESSES: 1 if registers are scarce, so that a lane keeps few addresses of fragments in registers
  * end(): the block calls it when it has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
@@ -28,20 +29,21 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* How keys and values are stored in shared memory: converted to T by the loader, or as float8, which the kernel
- * converts in registers (float8.cuh). */
+/* How tiles of keys and values are stored in shared memory. KEYS_AS_T: as the 16-bit type T, to which the loader
+ * converts float8. KEYS_AS_FLOAT8: as float8, which the kernel converts in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
-/* Number of tiles of 16 rows in a block of decode_stacks(). The rows are of several sequences that see the same
- * keys. */
+/* A block of decode_stacks() computes this many tiles of 16 rows. The rows belong to several sequences that see the
+ * same keys. */
 enum { STACK_TILES = 2 };
 
-/* For head sizes above 256 each warp of a block has this many of the channels. */
+/* Above head size 256, the warps of a block divide the channels of the head: each warp multiplies this many. */
 enum { WARP_CHANNELS = 128 };
 
-/* The shape of a block. Its warps are divided by rows (WM), by keys of a tile (WK) and by columns of V (WD). With
- * float8 keys, a tile has twice as many keys, or the ring twice as many tiles. FEW: at most 8 rows, where O^T is
- * computed as V^T P^T. WIDE_HEAD: each warp multiplies some of the channels (see add_up_scores()). */
+/* The shape of a block: how its warps divide the rows (WM), the keys of a tile (WK) and the columns of V (WD), and how
+ * large its tiles are. With float8 keys, a tile has twice as many keys as with 16-bit keys, or the ring has twice as
+ * many tiles. If FEW, the block has at most 8 rows, and computes the transposed O^T = V^T P^T. If WIDE_HEAD, each warp
+ * multiplies some of the channels (see add_up_scores()). */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const bool WIDE_HEAD = D_ > TILE_HEAD_DIM;
@@ -66,8 +68,8 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
 
-/* The shape of a block with more than NARROW rows, which exists only for head sizes up to 256; above, blocks have at
- * most NARROW rows. */
+/* The shape of a block with more than NARROW rows. Such blocks exist only for head sizes up to 256. Above head size
+ * 256, this is the shape for up to NARROW rows. */
 template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
@@ -75,12 +77,13 @@ template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STA
 
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* The partial results of SPLIT_GROUP splits are added up to one. Only blocks of at most SPLIT_GROUP_ROWS rows compute a
- * whole group, because its sums are in shared memory, beside the ring of tiles. */
+/* The partial results of each group of SPLIT_GROUP splits (parts of a sequence's keys) are first added up to one. A
+ * block computes a whole group only if it has at most SPLIT_GROUP_ROWS rows, because the sums of the group take shared
+ * memory beside the ring of tiles. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Number of blocks per multiprocessor. More blocks leave each thread fewer registers. Before compute capability 9.0,
- * shared memory has room for two. */
+ * shared memory has room for two blocks (above head size 256, for one). */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 1024 ? 1 : D >= 256 || SCORE_MODS ? 2 : 3;
 #else
@@ -102,19 +105,19 @@ template <class X> struct shared {
         float S[X::SCORE_MODS ? X::THREADS / 32 : 1][16]
                /* each warp's scores, while options (softcap, bias, masks) are applied */
                [X::SCORE_MODS ? X::KW + 4 : 1];
-        /* two, because slow warps may still read one tile's scores while others write the next tile's */
+        /* two arrays, because slow warps may still read one tile's scores while other warps write the next tile's */
         scores_of_warps<X> scores[X::WIDE_HEAD ? 2 : 1];
     };
     union { /* O overwrites the tiles of keys and values after the last of them has been read */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* the maximum and the sum of each row over the keys of one warp; at the end, m becomes the factor by which the
-     * warp's O is multiplied */
+    /* m: each row's largest score (base 2) over the keys of one warp; l: each row's sum of exponentials. At the end, m
+     * is overwritten by the factor by which the warp's O is multiplied. */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM];
-    /* the sum of O over those splits of a group of SPLIT_GROUP splits that have been computed so far; unused for wide
-     * heads */
+    /* the sum of O over the splits of the current group (of SPLIT_GROUP splits) that the block has computed so far;
+     * unused for wide heads */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM];
@@ -125,9 +128,9 @@ template <class X> struct shared {
 
 /* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores. Writes it only if
- * tensor cores cannot compute it, because it is not finite or scores are huge. The whole warp calls it; a lane has N
- * channels. */
+/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores. Writes the result
+ * only if tensor cores cannot compute it: if the result is not finite, or a score is huge. The whole warp calls this
+ * function; a lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -159,7 +162,9 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* ---- The ring of tiles ------------------------------------------------------------------------------------------- */
 
 struct split_place {
-    int first, last; /* the keys `first` to `last` - 1; `first` is a multiple of BN (keys per tile) */
+    /* the split (a part of a sequence's keys) has the keys `first` to `last` - 1; `first` is a multiple of BN (keys per
+     * tile) */
+    int first, last;
     /* tiles: index of the split's first tile of keys; steps: number of tiles of K and of V to load, counted together */
     int tiles, steps;
 };
@@ -237,9 +242,9 @@ template <typename T, class X> struct copies_by_threads {
     }
 };
 
-/* The functions below load fragments of a tile, which is stored in chunks of CHUNK columns, one after the other
- * (tile.cuh). `chunk`: the chunk's offset in elements. FEW_ADDRESSES: a lane keeps one address, and computes every
- * other from it with one instruction. */
+/* The functions below load fragments of a tile of Q, K or V. A tile is stored in chunks of CHUNK columns, one after the
+ * other (tile.cuh). `chunk` is the chunk's offset in elements. If FEW_ADDRESSES, a lane keeps one address in a
+ * register, and computes other addresses from it with one instruction each. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
@@ -307,9 +312,10 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Converts eight bfloat16 numbers of a row to float16, times a power of two that makes the row's largest 2^14 or more.
- * `factor` is divided by the same power. LANES lanes share a row. Returns false if this is not exact: if a number is
- * 2^31 times smaller than the largest, or `factor` leaves float32's range. Infinities and NaN stay. */
+/* Multiplies eight bfloat16 numbers of a row by a power of two, and converts them to float16. The power makes the row's
+ * largest number 2^14 or more. `factor` is divided by the same power. LANES lanes share a row. Infinities and NaN stay.
+ * Returns false if the conversion is not exact: if a number is 2^31 times smaller than the largest, or if `factor`
+ * leaves float32's range. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -335,10 +341,11 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
     return exact;
 }
 
-/* Loads Q as float16, in the order that scores_of_float8() needs. Float8 keys convert to float16 in a third of the
- * instructions that bfloat16 takes. sm.factor has for each row the factor that converts its scores to base 2. Returns
- * false if a bfloat16 Q cannot be converted exactly: Q then stays bfloat16, and the factor of all rows is `c`. A
- * negative scale changes the sign of Q; a scale of 0 makes its finite numbers 0. */
+/* Loads Q for float8 keys, in the order of channels that scores_of_float8() needs. Q becomes float16, because
+ * converting float8 keys to float16 takes a third of the instructions that bfloat16 takes. If q is bfloat16, sm.factor
+ * gets for each row the factor that converts its scores to base 2. Returns false if a bfloat16 q cannot be converted
+ * exactly: Q then stays bfloat16, and the factor of all rows is `c`. A negative scale changes the sign of Q; a scale of
+ * 0 makes its finite numbers 0. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -621,7 +628,7 @@ template <class X, int NT> DEVICE void add_up_scores(float (&S)[NT][4], scores_o
     }
 }
 
-/* Computes O += P V with rows of one tile of V from k0 on, for the columns of O from d0 on. */
+/* Computes O += P V with the rows of one tile of V from row k0 on, for the columns of O from column d0 on. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
@@ -655,9 +662,9 @@ DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, 
 }
 
 /* Computes attention over the keys of split number `index` of one key/value head. Writes `out` if the sequence has one
- * split, otherwise partial results. If a result is not finite, it repeats the split with zeros in place of infinities
- * and NaN of V. STACKED: the rows belong to `sequences` neighbouring sequences from `place` on, and decode_splits()
- * repeats splits that are not finite. */
+ * split, otherwise partial results. If a result is not finite, this function repeats the split with zeros in place of
+ * infinities and NaN of V. If X::STACKED, the rows belong to `sequences` neighbouring sequences from `place` on, and
+ * decode_splits() repeats splits that are not finite. */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -804,7 +811,7 @@ again:
         }
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        /* if there are several splits, combine_splits() adds the sink */
+        /* if the sequence has several splits (parts of its keys), combine_splits() adds the sink */
         const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F;
         const float2 ml = add_up_row(sm, r, sink);
         if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = ml;
@@ -896,7 +903,7 @@ inline dim3 grid_of_splits(const attn_dims &d, const plan &p, int64_t blocks)
     return p.few ? dim3((unsigned)d.Hk, (unsigned)p.walkers, (unsigned)d.B) : dim3((unsigned)blocks);
 }
 
-/* The code of a block of decode_splits(): computes the block's splits. */
+/* The code of a block of decode_splits(): computes the block's splits (parts of a sequence's keys). */
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
           class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)
@@ -949,8 +956,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
 }
 
 /* The code of a block of decode_few(): computes splits of at most 8 rows. If p.ahead is true, the stream's previous
- * kernel writes nothing that this one reads, so the block copies keys at once, and waits only before it writes (in
- * split()). */
+ * kernel writes nothing that this kernel reads. The block then begins to copy keys at once, and waits for the previous
+ * kernel only before it writes (in split()). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

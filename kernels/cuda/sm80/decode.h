@@ -1,8 +1,8 @@
 /* decode.h: declarations of decode.cu, and how other kernels use it. In a packed problem, a kernel for long sequences
  * runs first and skips sequences of few rows (cuda_chip::decode_rows), which decode.cu then computes.
  *
- * Such a kernel has a second row in cuda_kernels[], with the same features: { { "sm90+decode", ... }, 90, 90,
- * plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
+ * Such a kernel has a second row in the table cuda_kernels[], with the same features, for example: { { "sm90+decode",
+ * ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H
 
@@ -27,8 +27,8 @@ bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_pla
 bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                            const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Returns whether the variant that keeps keys as float8 computes this problem. Its results are correct for scales of
- * any size (see load_permuted_queries()). */
+/* Returns whether the variant of decode.cu that keeps keys as float8 in shared memory computes this problem. Its
+ * results are correct for scales of any size (see load_permuted_queries()). */
 static inline bool decode_has_float8_form(const attn_plan *plan)
 {
     const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);

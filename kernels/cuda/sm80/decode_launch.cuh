@@ -119,9 +119,9 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 }
 
 /* Combines the partial results of all splits into out and lse. A block computes rows blockIdx.y, blockIdx.y +
- * gridDim.y, ... of one key/value head; each warp adds up every eighth group of splits, and the block adds up the warps
- * in order. Rows of huge scores, or whose sums overflow, are computed key by key. The kernel must not need more
- * registers than decode_splits(), so that its blocks can start as soon as those end. */
+ * gridDim.y, ... of one key/value head. Each warp adds up every eighth group of splits, and the block then adds up the
+ * warps in order. Rows with huge scores, and rows whose sums overflow, are computed key by key. The kernel must not
+ * need more registers than decode_splits(), so that its blocks can start as soon as blocks of decode_splits() end. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -242,7 +242,8 @@ struct launch_plan {
     int64_t rows;
 };
 
-/* Plans a launch. `float8` says that the kernels read float8 keys, which never have more splits than 16-bit keys. */
+/* Plans a launch. `float8`: whether the kernels read float8 keys. With float8 keys, a sequence never has more splits
+ * than with 16-bit keys. */
 inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;

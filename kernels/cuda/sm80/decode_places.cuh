@@ -7,9 +7,9 @@
 #include "tile.cuh"
 
 /* How blocks find their splits (parts of a sequence's keys). Each batch row and key/value head has `walkers` blocks,
- * one for every `splits_per_block` splits. With decode_stacks(), a block instead takes every `walkers`-th split, and
- * skips those that decode_stacks() has computed. In a packed problem, sequence b has the blocks from number cu_k[b] /
- * unit + extra * b on; some may have no work. */
+ * one for every `splits_per_block` splits. If decode_stacks() runs first, a block instead takes every `walkers`-th
+ * split, and skips the splits that decode_stacks() has computed. In a packed problem, the blocks of sequence b begin
+ * with number cu_k[b] / unit + extra * b; some blocks may have no work. */
 struct decode_plan {
     int splits, splits_per_block;
     int walkers; /* number of blocks that share the splits of a batch row and key/value head */
@@ -29,14 +29,15 @@ struct decode_plan {
     /* number of rows of partial results per key/value head in packed problems; the rows of sequence b begin at row
      * cu_k[b] / KEYS_A_ROW */
     int64_t head_rows;
-    float *O;   /* O of the partial results, in rows of D; NULL: no sequence has more than one split */
+    float *O;   /* O of the partial results, in rows of D floats; NULL: no sequence has more than one split */
     float2 *ml; /* maximum m in base 2 (x) and sum l (y) of each row of partial results */
 };
 
 namespace {
 
 enum {
-    /* in a sequence of up to this many rows, all warps of a block compute the same 16 rows */
+    /* if a sequence has at most this many rows (queries times heads of a group), all warps of a block compute the same
+     * 16 rows */
     NARROW = 16,
     FEW_ROWS = 8 /* decode_few() computes sequences of up to this many rows */
 };
@@ -46,8 +47,8 @@ enum {
 /* Every split begins at a multiple of this many keys, which is a multiple of BN (keys per tile) of every shape. */
 const int SPLIT_ALIGN = 128;
 
-/* With float8 keys, splits of sequences of more than LONG_FLOAT8 keys have up to MOST_FLOAT8 keys, unless a block has
- * many rows. */
+/* With float8 keys, a split of a sequence with more than LONG_FLOAT8 keys has up to MOST_FLOAT8 keys, if the sequence
+ * has at most NARROW rows. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 
 /* Returns the number of keys of a split. Long splits need fewer partial results; short splits keep all multiprocessors
@@ -65,7 +66,7 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
 }
 
 /* Returns the most splits of any sequence of up to `keys` keys. More keys may have fewer splits: 2048 keys have 16
- * splits of 128 keys, 2049 keys 9 of 256. */
+ * splits of 128 keys, but 2049 keys have 9 splits of 256 keys. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8, bool wide_heads)
 {
     const int64_t least = wide ? 512 : 128, most = wide_heads ? 512 : wide ? 2048 : 1024;
@@ -111,8 +112,8 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* Like group_place_of(), but only for problems that are not packed, with at most FEW_ROWS rows and no options. It
- * computes in 32 bits, because a kernel's first copies wait for the result. */
+/* Like group_place_of(), but only for problems that are not packed, with at most FEW_ROWS rows and no options. This
+ * function computes in 32 bits to be fast, because a kernel's first copies wait for the result. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
@@ -142,8 +143,9 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 /* ---- Sequences with a common prefix -------------------------------------------------------------------------------
  *
  * Neighbouring sequences whose KV caches are forks of one cache have their first keys in the same pages
- * (attn_problem::prefix_keys). They share a split if it lies in those pages, begins and ends at the same keys in each
- * sequence, and every row sees all its keys. decode_stacks() reads a shared split once. */
+ * (attn_problem::prefix_keys). Two sequences share a split (a part of the keys) if the split lies in those pages,
+ * begins and ends at the same keys in both sequences, and is visible to every row. decode_stacks() reads a shared split
+ * once. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }
@@ -172,8 +174,9 @@ DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int h
 
 /* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
-/* Combines two partial results, relative to the larger of their maxima. Two kernels must compute the same bits, so the
- * operations are intrinsics, whose rounding the compiler cannot change. */
+/* Combines two partial results (m, l, O), relative to the larger of their maxima m. Both the kernels that compute
+ * splits and combine_splits() do this, and must compute the same bits. The operations are therefore intrinsics, whose
+ * rounding the compiler cannot change. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)

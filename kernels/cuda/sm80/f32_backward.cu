@@ -390,9 +390,9 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout).
- * If the client gave no out and lse, three more parts follow: out, lse, and the workspace of the forward that computes
- * them. */
+/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; the float16 halves (planes hi and lo)
+ * of q, k, v and dout. If the client gave no out and lse, three more parts follow: out, lse, and the workspace of the
+ * forward that computes them. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };

@@ -1,7 +1,7 @@
 /* f32_forward.cu: flash attention forward for float32 on tensor cores by mma.sync, from compute capability 8.0 on:
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 1, as in forward.cu. A float32 number is stored as a pair of float16
  * numbers, and three float16 products make one float32 product, with about float32's error (split.cuh). A kernel that
- * runs first splits K and V into such pairs. Each block splits its rows of Q, and P in registers.
+ * runs first splits K and V into such pairs. Each block itself splits its rows of Q, and splits P in registers.
  *
  * Registers hold 2^15 P and 2^15 l, so that small P stay within float16's range. If a row sees only one key, out is a
  * bitwise copy of the key's row of v. Numbers that are not finite are handled as in forward.cu. A tile is wide if it
@@ -85,10 +85,10 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* One step of the online softmax: S becomes P times 2^(P_BITS - shift); `shift` is above 0 only for tiles of V with
- * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor for O. Without options, P_BITS -
- * shift is added to the exponent. With options, P is multiplied by the power of two instead, because next to a huge
- * score the sum would round P_BITS - shift away. */
+/* One step of the online softmax: S becomes P times 2^(P_BITS - shift). `shift` is above 0 only for tiles of V with
+ * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor by which O must be multiplied.
+ * Without options, P_BITS - shift is added to the exponent. With options, P is multiplied by the power of two, because
+ * a sum with a huge score would round P_BITS - shift away. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
     bool clean = false; /* whether this is the loop's second pass, in which zeros replace infinities and NaN of V */
-    /* whether numbers of a tile differ too much in size for float16 halves; forward_row() then computes all rows of the
-     * block */
+    /* whether float16 halves are not exact enough for a tile that the block has read; if so, forward_row() computes all
+     * rows of the block */
     bool wide = false;
 again:
     /* O is the sum of P V times 2^o_exponent; o_exponent is the smallest exponent of the tiles of V so far */
@@ -342,7 +342,7 @@ again:
         return;
     }
     /* Rows of out pass through the shared memory of Q, where rows of D floats just fit. A warp reads only rows that it
-     * wrote. Piece c (eight floats) of row r is at piece c ^ (r % 8). */
+     * wrote. Piece c (eight floats) of row r is stored as piece c ^ (r % 8), to avoid bank conflicts. */
     float *const staged = reinterpret_cast<float *>(sm.Q);
     __syncthreads();
     for_own_rows<Shape>([&](int mt, int half, int r) {

@@ -2,8 +2,9 @@
  * queries of one head. It visits the keys that they may see in tiles of BN, from the last tile to the first
  * (FlashAttention-2, arXiv:2307.08691, Algorithm 1).
  *
- * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no data of other warps. m may be up
- * to 8 (base 2) below the row's maximum, so that O is rescaled only once or twice per row.
+ * A warp owns MT blocks of 16 rows, and four lanes share a row, so the softmax needs no data of other warps. m, the
+ * number that is subtracted from a row's scores, may be up to 8 (base 2) below the row's maximum, so that O is rescaled
+ * only once or twice per row.
  *
  * The plain variant computes problems with lengths, causal and window, where each row sees one interval of keys, and
  * with a scale above 0. The variant with options (softcap, bias, ALiBi, masks, dropout, any scale) applies the

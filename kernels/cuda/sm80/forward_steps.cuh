@@ -34,9 +34,9 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* One step of the online softmax: scores S become probabilities P. m grows only if the new maximum is larger by more
- * than 8 (base 2), so O is hardly ever rescaled; P and l may be up to 2^8 times larger, which costs no accuracy. `c`
- * converts S to base 2. */
+/* One step of the online softmax: scores S become probabilities P. m, which is subtracted from the scores, grows only
+ * if the new maximum is larger by more than 8 (base 2), so O is hardly ever rescaled. P and l may therefore be up to
+ * 2^8 times larger, which costs no accuracy. `c` converts S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -138,8 +138,8 @@ DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, b
 }
 
 /* has_parts() returns whether one of the ROWS rows from i0 on has a huge lse that this kernel must compute as two
- * numbers (lse and rest); store_parts() stores them, and computes rows that tensor cores cannot. The whole block calls
- * them, at its beginning and at its end. */
+ * numbers (lse and rest). store_parts() stores these numbers, and computes the rows that tensor cores cannot compute.
+ * The whole block calls has_parts() at its beginning, and store_parts() at its end. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;

@@ -38,8 +38,8 @@ struct observed_cells {
     bool map;
 };
 
-/* Each function launches one kernel, for those tiles that chip->share selects. `sums`: 0: only maxima; 1: also the sums
- * l; 2: also the sums l and e (observed_parts). */
+/* Each of these functions launches one kernel of an observe, for those tiles that chip->share selects. `sums`: 0: only
+ * maxima; 1: also the sums l; 2: also the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -50,8 +50,8 @@ cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const a
                               cudaStream_t stream);
 
 /* The two kernels of an observe (statistics of attention weights) that differ between sm80 and sm90. block_rows: number
- * of rows per block of rows(). The other kernels of the observe take at most `others` times tile_seconds(), all
- * together. */
+ * of rows per block of rows(). tile_seconds() estimates the time of rows() and mass(); for the other kernels of the
+ * observe, this estimate is multiplied by `others`. */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,

@@ -146,8 +146,9 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
 }
 
 /* Adds the P of one tile to the cells of a map. The tile has `runs` runs; a run is the keys of one column of the map,
- * from column v on. `open` is the unfinished sum of the first run's cell, and becomes that of the last run's cell.
- * Cells that end in the tile are stored at `to`, which is row 0 of the map in the sums of this warp's queries. */
+ * from column v on. `open` is the unfinished sum of the first run's cell, and becomes that of the last run's cell. `to`
+ * points to row 0 of the map in the sums of this warp's queries; the sums of cells that end in the tile are stored
+ * there. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {

@@ -1,10 +1,10 @@
-/* observe_rows.cu: each row's largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m) for an observe, on
- * tensor cores. If only maxima are requested, no exponential is computed. A second kernel finds the largest scores
- * (top_keys).
+/* observe_rows.cu: computes for an observe, on tensor cores, each row's largest score m, l = sum exp2(z - m) and e =
+ * sum exp2(z - m) (z - m), where z are the row's scores in base 2. If only maxima are requested, no exponential is
+ * computed. A second kernel finds the largest scores (top_keys).
  *
- * Each lane has its own m, l and e over its own keys of a row, so lanes exchange no data in the loop. m may be up to 8
- * (base 2) below the maximum, so that l and e are rescaled only once or twice. At the end of a chunk of keys the lanes'
- * sums are merged; then the chunks, in order. */
+ * Each lane has its own m, l and e over its own keys of a row, so lanes exchange no data in the loop. In the loop, m
+ * may be up to 8 (base 2) below the lane's largest score, so that l and e are rescaled only once or twice. At the end
+ * of a chunk of keys the lanes' sums are merged; then the sums of the chunks are merged, in order. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "observe_tiles.cuh"
 

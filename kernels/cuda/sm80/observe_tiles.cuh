@@ -131,8 +131,8 @@ template <bool SCORE_MODS> DEVICE float exponent(float s, float scale_log2, floa
     return SCORE_MODS ? in_base_2(s) - base : fmaf(s, scale_log2, -base);
 }
 
-/* The tiles of keys of queries [q0, q1): each of tiles [first, last) has a key that one of them sees; in tiles
- * [free_first, free_last), all of them see all keys. */
+/* The tiles of keys that queries [q0, q1) see. Each of the tiles [first, last) has a key that at least one of these
+ * queries sees. In the tiles [free_first, free_last), all of these queries see all keys. */
 struct key_range {
     int first, last, free_first, free_last;
 };

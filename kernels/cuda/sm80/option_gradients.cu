@@ -1,11 +1,11 @@
-/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for 16-bit inputs, after the kernels for
- * dq, dk and dv. It recomputes S = Q K^T, dP = dO V^T, P = exp(S with all options - lse) and dZ =
- * P (dP - delta), tile by tile, in launches of four kinds:
+/* option_gradients.cu: computes dbias and dalibi_slopes of 16-bit inputs on tensor cores (mma.sync), after other
+ * kernels have computed dq, dk and dv. The kernel recomputes S = Q K^T, dP = dO V^T, P = exp(S with all options - lse)
+ * and dZ = P (dP - delta), tile by tile. There are four kinds of launches:
  *
  * EACH_PAIR: dbias is not shared, and each tile of dZ is a tile of dbias.
- * OVER_HEADS: dbias is shared by batch rows or heads; a block owns a tile of dbias, and adds up their dZ.
- * OVER_QUERIES: dbias is shared by queries; a block owns 128 keys, and adds up dZ of all queries.
- * OF_ROWS: for dalibi_slopes, a block computes the sum of dZ times distance of 128 queries (then head_sums.cu).
+ * OVER_HEADS: batch rows or heads share dbias; a block adds up the dZ of all of them for one tile of dbias.
+ * OVER_QUERIES: all queries share dbias; a block adds up the dZ of all queries for 128 keys.
+ * OF_ROWS: for dalibi_slopes, a block adds up dZ times distance for each of 128 queries; then head_sums.cu runs.
  *
  * Every sum has a fixed order. If dbias has few tiles, several blocks share the terms of a tile, and add_parts adds up
  * their sums. A block has 8 warps and a tile of 128 queries by 128 keys, which arrive in chunks of 64 channels. If a
@@ -248,8 +248,8 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* A tile of the bias, in base 2. It is used by OVER_HEADS, where a block adds up the gradients of all heads and batch
- * rows that have the same bias. Rows are 136 floats apart to avoid bank conflicts. */
+/* A tile of the bias, in base 2. Only launches of the kind OVER_HEADS use it: there, a block adds up the gradients of
+ * all heads and batch rows that have the same bias. Rows are 136 floats apart to avoid bank conflicts. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -536,8 +536,9 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
     });
 }
 
-/* For each query, four lanes of two warps have partial sums. Adds them up, and writes the sum of dZ (the gradient of
- * the scores after softcap) times distance (far_of_row()). `other` is shared memory with one struct per query. */
+/* For each query, four lanes of each of two warps have partial sums. Adds them up, and writes the sum of dZ (the
+ * gradient of the scores after softcap) times distance (far_of_row()). `other` is shared memory with one struct per
+ * query. */
 DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

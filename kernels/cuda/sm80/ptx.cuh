@@ -140,7 +140,8 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return r;
 }
 
-/* These functions convert two float16 to floats, and multiply pairs of float16. PTX ISA 9.7.4.4. */
+/* floats_of_halves() converts two float16 numbers to floats; multiply_halves() multiplies the two float16 numbers of x
+ * by those of y. PTX ISA 9.7.4.4. */
 DEVICE float2 floats_of_halves(uint32_t x)
 {
     return __half22float2(*reinterpret_cast<const __half2 *>(&x));
@@ -199,8 +200,8 @@ DEVICE float max_or_nan(float x, float y)
 
 /* ---- Programmatic dependent launch (PTX ISA 9.7.13.13) ----------------------------------------------------------- */
 
-/* Allows the stream's next kernel to start when every block has called this, if it was launched as a programmatic
- * dependent launch. Does nothing before compute capability 9.0. */
+/* Allows the stream's next kernel to start when every block has called this function, if the next kernel was launched
+ * as a programmatic dependent launch. Does nothing before compute capability 9.0. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900

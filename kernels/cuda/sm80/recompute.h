@@ -13,9 +13,9 @@ struct recomputed_forward {
     attn_plan plan;
 };
 
-/* Returns whether the recomputed forward computes the two parts (lse and rest) of a huge lse on tensor cores. It does
- * not if dbias or dalibi_slopes of float32 inputs is requested, because simple.cu computes these and adds up scores in
- * another order. */
+/* Returns whether a forward on tensor cores computes the two numbers (lse and rest) that stand for a huge lse. It does
+ * so only in problems with options (softcap, bias, masks, ...). It does not if dbias or dalibi_slopes of float32 inputs
+ * is requested, because simple.cu computes these gradients and adds up scores in another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -67,8 +67,8 @@ static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, co
         if (compute < kernel->least_compute || compute > kernel->most_compute) continue;
         if (strstr(kernel->takes.name, "decode")) continue;
         /* The float32 kernels for wide heads add up scores in another order than f32_forward. If their backward used
-         * f32_forward, it would find other P. The backward of simple.cu, which also takes wide heads, does not use
-         * f32_forward either. */
+         * the lse of f32_forward, its P would not fit this lse. The backward of simple.cu, which also takes wide heads,
+         * does not use f32_forward either. */
         if (is_float32 && backward->kernel->head_dim > TILE_HEAD_DIM && kernel->takes.head_dim <= TILE_HEAD_DIM)
             continue;
         const bool wide = kernel->takes.features & ATTN_OPTION_BIT(OUT_DTYPE);

@@ -98,7 +98,8 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options of scores --------------------------------------------------------------------------------- */
 
-/* Sets the scores of a row outside columns lo to hi - 1 to -inf. Columns are counted from this lane's first column. */
+/* Sets to -inf the scores of a row that lie outside columns lo to hi - 1. Columns are counted from this lane's first
+ * column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
 #pragma unroll
@@ -108,8 +109,8 @@ template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, 
             if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
 }
 
-/* Sets the scores that causal, window and lengths hide to -inf. The rows of S are queries; `i` is the lane's upper row,
- * `key` its first column. */
+/* Sets to -inf the scores of the pairs that causal, window and lengths hide. The rows of S are queries; `i` is the
+ * lane's upper row, `key` its first column. */
 template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, int i, int key)
 {
 #pragma unroll
@@ -117,9 +118,9 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Sets the scores that causal and window hide to -inf, where the rows of S are keys. `j` is the lane's upper row, `i`
- * its first column. Query i sees keys i + lo to i + hi - 1 (struct limits), so key j is seen by the queries i with j -
- * hi < i <= j - lo. */
+/* Sets to -inf the scores of the pairs that causal and window hide. The rows of S are keys; `j` is the lane's upper
+ * row, `i` its first column. Query i sees keys i + lo to i + hi - 1 (struct limits), so key j is seen by the queries i
+ * with j - hi < i <= j - lo. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -211,8 +212,8 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
 }
 
 /* Multiplies elements of S (rows are queries) that dropout keeps by `scale`, and sets the others to 0. draw(row, block)
- * returns kept_of() for a block of eight keys; `kept` is shared memory for 16 * NT of these results. Call it after the
- * row's sum, because dropout does not change lse. */
+ * returns kept_of() for a block of eight keys; `kept` is shared memory for 16 * NT of these results. Call this function
+ * after the row's sum l is computed, because dropout does not change lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1
@@ -237,7 +238,7 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to the scores of keys from j0 on and queries from i0 on (Sq queries exist), and computes which
- * pairs dropout keeps. Before the call, S times `unit` is q.k. After it, S is log2(P) + `bits`. `lse2` must be
+ * pairs dropout keeps. Before the call, S times `unit` is q.k. After the call, S is log2(P) + `bits`. `lse2` must be
  * the lse in base 2, minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
@@ -258,7 +259,8 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Sets the scores that causal and window hide to -inf, unless all pairs of the warp are visible. */
+/* Sets to -inf the scores of the pairs that causal and window hide. Does nothing if all pairs of the warp are
+ * visible. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

@@ -8,9 +8,10 @@
  * every 128 rows of one head of one sequence (a tile) share an exponent e, which brings the largest number between 2^7
  * and 2^15. e is a multiple of 8, so that the bits of a row seldom depend on the other rows.
  *
- * The error of hi + lo is at most 2^-22 of the number itself, down to 2^-21 of the tile's largest number; below, it is
- * at most 2^-42 of the largest. If all numbers of a row, except zeros, are below 2^-22 of the largest, the tile is
- * `wide`, and results that depend on it are computed row by row in float32 (rows.cuh).
+ * For a number of at least 2^-21 of the tile's largest number, the error of hi + lo is at most 2^-22 of the number
+ * itself. For a smaller number, the error is at most 2^-42 of the tile's largest number. If all numbers of a row,
+ * except zeros, are below 2^-22 of the tile's largest, the tile is `wide`: results that depend on it are computed row
+ * by row in float32 (rows.cuh).
  *
  * Largest errors against float64, divided by the largest value (lse: not divided), for N(0, 1), lengths 1024 to 4096, D
  * 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three times as large: out
@@ -214,7 +215,7 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 
 /* Computes sum += A B, where B has 16 rows and PAIRS times 16 columns. A is in registers as hi + lo. B is in shared
  * memory as planes hi' and lo', PLANE bytes apart, and is read by columns from address b on. lo' is multiplied by hi /
- * 2048, because it stands for lo' / 2048. */
+ * 2048, because plane lo' holds 2048 times the low part of B. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -306,8 +307,8 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
     }
 }
 
-/* Returns a tile's exponent e, a multiple of 8 and at most 120, so that top * 2^e is below 2^15, and at least 2^7
- * unless e is 120. */
+/* Returns the exponent e of a tile whose largest magnitude is `top`: a multiple of 8, at most 120. top * 2^e is below
+ * 2^15. Unless e is 120 or top is 0, top * 2^e is at least 2^7. */
 DEVICE int exponent_of(float top)
 {
     const int E = (int)(__float_as_uint(top) >> 23) - 127;

@@ -124,8 +124,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: the row where the next call probably begins; page and slot: its page and its index in the page,
-         * computed early to hide latency */
+        /* next: the first row that the next call of load() probably loads; page, slot: this row's page, and the row's
+         * index in the page, computed early to hide latency */
         slot;
     /* whether every row is 16-byte aligned and a multiple of 16 bytes; rows are then copied in pieces of 16 bytes */
     bool pieces;
@@ -411,9 +411,10 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 
 /* ---- Storing results ------------------------------------------------------------------------------------------------
  *
- * Rows go from registers to shared memory, so that a warp writes whole pieces of 16 bytes. Results that cannot be
- * written in pieces (dtype, odd strides) lie there as floats, D per row. They are written one by one in a loop that is
- * not unrolled, because unrolled code would not fit in the instruction caches. */
+ * Rows of a result pass through shared memory, so that a warp writes whole pieces of 16 bytes. If a result cannot be
+ * written in such pieces (because of its dtype or its strides), its rows lie in shared memory as D floats each. The
+ * floats are then written one by one in a loop that is not unrolled, because unrolled code would not fit in the
+ * instruction caches. */
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 

@@ -39,10 +39,11 @@ template <int N> DEVICE void split_tf32(uint32_t (&hi)[N], uint32_t (&lo)[N], co
     for (int n = 0; n < N; n++) split_tf32(hi[n], lo[n], __uint_as_float(x[n]));
 }
 
-/* number of columns whose products are added from 0 on */
+/* Tensor cores add the products of this many columns of q and k, beginning at 0; an ordinary addition then adds their
+ * sum to the score. */
 enum { SUMMED = 32 };
 
-/* add_chunk() of float32. */
+/* The part of add_chunk() (below) for float32. */
 template <int CHUNK, bool TURNED, int NT>
 DEVICE void add_float_chunk(float (&S)[1][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first)
 {
@@ -50,7 +51,7 @@ DEVICE void add_float_chunk(float (&S)[1][NT][4], uint32_t start, uint32_t tileA
     const uint32_t down = start + lane_down<WIDTH>(lane), across = start + lane_across<WIDTH>(lane);
 #pragma unroll
     for (int part = 0; part < CHUNK / SUMMED; part++) {
-        float sum[NT][4] = {}, small[NT][4] = {}; /* small: the products with a lo */
+        float sum[NT][4] = {}, small[NT][4] = {}; /* small: the sum of products in which one factor is a `lo` */
 #pragma unroll
         for (int kk = part * STEPS; kk < (part + 1) * STEPS; kk++) {
             uint32_t a[4], ah[4], al[4];
@@ -113,7 +114,7 @@ template <int NT, int DT> DEVICE void accumulate_floats(float (&O)[1][DT][4], co
 
 /* ---- Products of 16-bit numbers ---------------------------------------------------------------------------------- */
 
-/* add_chunk() of 16-bit numbers. */
+/* The part of add_chunk() (below) for 16-bit numbers. */
 template <typename T, int CHUNK, int MT, int NT>
 DEVICE void add_short_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first,
                             int channels)
@@ -133,8 +134,8 @@ DEVICE void add_short_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tile
 /* ---- Products of either type ------------------------------------------------------------------------------------- */
 
 /* Computes S += A B^T over a chunk of CHUNK channels, of which `channels` exist. tileA and tileB are offsets in shared
- * memory; the warp's rows of A begin at row `first`. With TURNED, A and B have changed places, but float32 products are
- * added in the same order, so that the sums have the same bits. */
+ * memory; the warp's rows of A begin at row `first`. If TURNED, A and B have changed places, for S^T. Float32 products
+ * are then added in the same order as for S, so that the sums have the same bits. */
 template <typename T, int CHUNK, bool TURNED = false, int MT, int NT>
 DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first, int channels)
 {

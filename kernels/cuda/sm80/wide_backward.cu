@@ -25,10 +25,12 @@ namespace {
 enum gradient { DQ, DK, DV };
 enum { ROWS = 128, WARPS = ROWS / 16, THREADS = 32 * WARPS };
 
-/* TILE: keys or queries of the tile that a block visits. CHUNK: columns of a chunk. */
+/* TILE: number of keys or queries of a tile that a block visits. CHUNK: number of columns of q, k, v or dout that a
+ * block loads at a time. */
 template <typename T_> struct shape {
     typedef T_ T;
-    /* how tiles lie in shared memory: the 16-bit types alike (tile_row) */
+    /* the type that determines the layout of tiles in shared memory; both 16-bit types have the layout of __half
+     * (tile_row) */
     typedef std::conditional_t<is_float<T>, float, __half> stored;
     static const int TILE = is_float<T> ? 32 : 64, CHUNK = is_float<T> ? 32 : 64;
 };
@@ -41,8 +43,8 @@ template <class X> union stage {
     uint16_t columns[X::TILE * COLUMNS * WORDS<typename X::T>];
 };
 
-/* Shared memory for a warp's 16 queries x TILE keys. `z` has scores, for options, and later P; `cap` has 1 - tanh^2
- * (the derivative of softcap); `kept` has a bit for each pair that dropout keeps. */
+/* Shared memory for a warp's 16 queries x TILE keys. `z` has scores, to which options are applied, and later P. `cap`
+ * has 1 - tanh^2 (the derivative of softcap). `kept` has a bit for each pair that dropout keeps. */
 template <int TILE> struct staged_keys {
     float z[16][TILE + 2], cap[16][TILE + 2], lse2[16];
     uint32_t kept[16][TILE / 8];
@@ -75,7 +77,8 @@ template <class X, gradient G, bool SCORE_MODS> struct shared {
         options[WARPS];
     /* lse and delta of the queries of the current tile; only blocks that compute dk or dv use this member */
     row_values values;
-    /* float32 only: one_key_of() of the tile's queries */
+    /* float32 only: for each query of the tile that sees only one key, the factor by which P may differ from its true
+     * value 1 (one_key_of()); for other queries, 0 */
     static const bool FLOATS = is_float<typename X::T>;
     float one_key[FLOATS ? X::TILE : 1];
     block_place place;
@@ -203,8 +206,8 @@ DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 
 /* ---- Computing P and dS ------------------------------------------------------------------------------------------ */
 
-/* lse and delta of the queries whose dq this thread computes, and one_key_of() of float32. Blocks that compute dk or dv
- * do not use the struct. */
+/* lse and delta of the queries whose dq this thread computes, and in float32 the results of one_key_of() for these
+ * queries. Blocks that compute dk or dv do not use the struct. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1], one_key[G == DQ ? 2 : 1];
 };
@@ -498,8 +501,9 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* If the marks are in this file's own memory (`own`), no later launch computes the two parts of a huge lse.
-         * rows_later is therefore NULL in this call, so that simple_delta() computes the parts at once. */
+        /* If the marks are in this file's own memory (`own`), no later launch computes the two numbers (lse and rest of
+         * struct saved) that stand for a huge lse. rows_later is therefore NULL in this call, so that simple_delta()
+         * computes the two numbers at once. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

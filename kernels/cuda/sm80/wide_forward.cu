@@ -22,7 +22,8 @@ namespace {
 
 template <typename T_, bool SCORE_MODS_> struct shape {
     typedef T_ T;
-    /* how tiles lie in shared memory: the 16-bit types alike (tile_row) */
+    /* the type that determines the layout of tiles in shared memory; both 16-bit types have the layout of __half
+     * (tile_row) */
     typedef std::conditional_t<is_float<T>, float, __half> stored;
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int BM = 128, BN = is_float<T> ? 32 : 64, CHUNK = is_float<T> ? 64 : 128;

@@ -7,11 +7,12 @@
  *   full[slot]    One lane arrives and announces how many bytes will come. The barrier completes when they have come.
  *   empty[slot]   Each warp arrives when it has read the tile. The barrier completes when all warps have read it.
  *
- * Step s is a tile of K or of V. It is loaded when all warps have read step s - SLOTS, which had the same slot. The
- * warps take turns to issue the loads of a step, and only the warp whose turn it is waits for the other warps.
+ * The tiles of K and of V are numbered together; step s loads tile s. Step s begins when all warps have read tile s -
+ * SLOTS, which was in the same slot. The warps take turns to issue the loads of a step, and only the warp whose turn it
+ * is waits for the other warps.
  *
  * The swizzle of TMA is that of sm80/tile.cuh. Rows past the end of a sequence are set to zero in shared memory,
- * because the last page may hold any data after it. */
+ * because the last page may hold any data after the sequence's last key. */
 #ifndef ATTN_SM90_DECODE_COPIES_CUH
 #define ATTN_SM90_DECODE_COPIES_CUH
 
@@ -240,8 +241,8 @@ inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_pla
     copies->box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies->box_shift = 0;
     while (1 << copies->box_shift < copies->box) copies->box_shift++;
-    /* With a promotion of 256 bytes, the L2 would fetch each 128 bytes of a row twice, and the kernel would take a
-     * tenth longer. */
+    /* With an L2 promotion of 256 bytes, the L2 cache would fetch each 128 bytes of a row twice, and the kernel would
+     * be 3 to 9 % slower (README.md). */
     const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     return tma_map(&copies->K, K, copies->box, box_bytes, promotion) &&
            tma_map(&copies->V, V, copies->box, box_bytes, promotion);

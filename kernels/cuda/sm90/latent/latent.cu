@@ -607,8 +607,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Recomputes the rows that latent_tiles could not compute, one row per warp. It runs if there are no splits to
- * combine. */
+/* Recomputes the rows that latent_tiles could not compute, one row per warp. It is launched if each row's splits were
+ * computed by one block, so that there are no results to combine. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -698,8 +698,8 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* Whether each row has at most COMBINE_PARTS groups of splits. Then 128 threads add up all groups of a row.
-     * Otherwise COMBINE_PARTS times as many threads share the groups. */
+    /* Whether each row has at most COMBINE_PARTS groups of splits. If so, 128 threads add up all groups of a row.
+     * Otherwise, COMBINE_PARTS times as many threads share the groups. */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

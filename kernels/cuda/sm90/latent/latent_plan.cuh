@@ -127,7 +127,7 @@ DEVICE int piece_of(int row, int n)
 /* ---- Combining two partial results ------------------------------------------------------------------------------- */
 
 /* Combines two partial results of a row. Each operation is an intrinsic, so that the two kernels that combine results
- * get the same bits. */
+ * (latent_tiles and combine_latent) get the same bits. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)

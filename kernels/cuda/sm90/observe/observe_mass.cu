@@ -5,8 +5,8 @@
  * keys: consumer w has tiles w, w + 3, ... A separate warp loads keys and queries.
  *
  * A thread adds up P of its keys in float32. Every FOLD tiles, the sums of the eight lanes that have the same keys are
- * added up in double, and at the end the sums of the 12 warps, in order. The order of additions depends on the sequence
- * alone, and so do the bits of a result. */
+ * added up in double. At the end, the sums of the 12 warps are added up, in order. The order of additions depends on
+ * the sequence alone, and so do the bits of a result. */
 #include "kernels/cuda/sm90/observe/observe.h"
 #include "kernels/cuda/sm90/observe/observe_tiles.cuh"
 
@@ -174,7 +174,8 @@ DEVICE int column_of_fold(int lane, int n)
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys, or zeros if `sums` is NULL. The first consumer calls this. */
+/* Writes the sums of the keys of a work tile (BN keys of one head), or zeros if `sums` is NULL. The first consumer
+ * calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {
     const attn_view &view = a.g.view[ATTN_T_key_mass];

@@ -17,8 +17,9 @@ template <int D_> struct rows_shape {
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
-/* The tiles of keys for a consumer's 64 rows. Some row sees the tiles [seen.first, seen.last); all rows see all keys of
- * the tiles [free.first, free.last). The struct is in shared memory, because registers are scarce. */
+/* The tiles of keys for a consumer's 64 rows. At least one row sees keys of each of the tiles [seen.first, seen.last).
+ * All rows see all keys of the tiles [free.first, free.last). The struct is in shared memory, because registers are
+ * scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;
@@ -68,8 +69,8 @@ struct own_tiles {
     }
 };
 
-/* Updates the largest score and the sums of the thread's two rows by the scores S of a tile. `bounded`: a score may be
- * -inf; its exponent is replaced by -1000, because 0 * -inf would be NaN. */
+/* Updates the largest score and the sums of the thread's two rows by the scores S of a tile. If `bounded`, scores may
+ * be -inf (hidden pairs); their exponents are replaced by -1000, because 0 * -inf would be NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll
