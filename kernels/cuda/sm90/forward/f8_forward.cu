@@ -219,8 +219,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Waits until tile j of V^T (the transpose of V) has been written, and loads it. `ready`: V^T of this and of all
-     * later blocks of 128 keys is known to be written. */
+    /* Waits until tile j of V^T (the transpose of V) has been written, and loads it. `ready`: of the work tile's blocks
+     * of 128 keys, V^T of this block and of later ones is known to be written. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);

@@ -1,5 +1,5 @@
 /* forward_plan.cuh: what the kernel of forward_tiles.cuh gets from the host: its plan (parameters), its work tiles and
- * its scratch memory. Also the test whether the kernel can compute a problem. */
+ * its scratch memory. This file also tests whether the kernel can compute a problem. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 

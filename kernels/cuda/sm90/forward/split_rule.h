@@ -22,7 +22,7 @@ struct split_rule {
      * per query. */
     int most_queries, least_keys;
     int BM, BN, least, most; /* members of split_tile */
-    int queries; /* number of queries of the whole problem if only a part of it is computed, otherwise 0 */
+    int queries;             /* number of queries of the whole problem if only a part of it is computed, otherwise 0 */
     /* the largest number of keys that the rows of a work tile see together; FAR if there is no limit on the left or on
      * the right */
     int window;
