@@ -440,8 +440,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Releases the buffer of K during the softmax. By this release, ptxas keeps the wait for O after the release. The
-     * condition is always true, because `sum` is never negative, but ptxas cannot know that. */
+    /* Releases the buffer of K during the softmax. ptxas keeps the wait for O after this release. The condition is
+     * always true, because `sum` is never negative, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));

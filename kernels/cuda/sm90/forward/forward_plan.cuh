@@ -49,8 +49,8 @@ struct plan {
     int *counter;
 };
 
-/* The plan of a launch that computes sequences whose keys are split (splits.cuh). Other launches use only the members
- * of struct plan and, in sm90/wide, column_blocks. */
+/* The plan of a launch that computes sequences whose keys are split (splits.cuh). Other launches do not set the members
+ * that this struct adds, except column_blocks in sm90/wide. */
 struct split_plan : plan {
     bool in_turn;      /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
     int most;          /* number of work tiles with the same rows: 1 with in_turn, otherwise the most splits */
@@ -91,9 +91,8 @@ struct __align__(16) work_tile
     int split, splits, length;
 };
 
-/* Negative values of work_tile::i0. REPORT and STOP are commands to the consumers: to arrive at a barrier when all
- * their results are written, and to end. SKIP: this launch does not compute the work tile, and consumers never get
- * it. */
+/* Negative values of work_tile::i0. REPORT: consumers must arrive at a barrier when all their results are written.
+ * STOP: there is no more work. SKIP: this launch does not compute the work tile, and consumers never get it. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)

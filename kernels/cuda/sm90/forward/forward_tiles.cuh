@@ -114,7 +114,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1];
     int any_nonfinite;
-    /* The block's newest work tile; -1: none. plan::before has the block's work tile before any other one. */
+    /* The block's newest work tile, or -1 if it has none. From it, plan::before leads to the block's earlier work
+     * tiles. */
     int newest;
     /* the buffer of V that zero_nonfinite_tiles() must clean next; negative: there is no more work */
     int raw_stage;
