@@ -1,24 +1,26 @@
 #!/bin/sh
 # check-ptxas.sh OBJECT NVCC ...: runs the compiler with -Xptxas -v and fails if ptxas reports that a kernel of this
 # folder became slow:
-#   C75xx          a product was serialised, a register hint ignored, or a fence inserted
-#   spill stores   registers in local memory. These are the most bytes allowed:
-#                    forward_tiles              16 (written once per work tile, where options need them)
-#                    the same for splits        48, with options 200 (most of the producer, once per work tile)
-#                    float8, tiles of 224 keys  60, and at head dim 256 32 (all of the producer, which has 24
-#                                               registers, once per work tile or unit of V^T)
-#                    forward with pairs.cuh     450, and for splits 600 (most of the producer, which has 40 registers)
-#                    backward_tiles             64; with the options of pairs.cuh 800 (some twenty registers are written
-#                                               once per round); with a softcap 240; with all options 224 (most of
-#                                               the producer, which has 24 registers, once per tile of keys;
-#                                               addresses, once per round)
-#                    latent_tiles               128 (addresses, 5 words per two tiles of keys, and what the end of a
-#                                               split needs)
-#                    wide_tiles                 350 (most of the producer, which has 24 registers, once per work tile)
-#                    scores_of_part             with a softcap, ALiBi or FlashMask 80, with bias, keep_mask or dropout 640
-#                                               (most of the producer, which has 40 registers; addresses and bits of
-#                                               dropout, once per tile), otherwise none
-#                    products_of_part, backward_keys, queries_of_kept, observe_rows, observe_mass  none
+#   C75xx          ptxas serialised a product, ignored a register hint, or inserted a fence
+#   spill stores   ptxas put registers into local memory
+# The most bytes of spill stores that each kernel may have are below. "Producer" means that most of the spills are in
+# the code of the warpgroup that loads tiles, which has few registers.
+#   forward_tiles                      16, once per work tile (BM queries of one head), with options
+#   forward_tiles, keys in splits      48; with options 200 (producer, once per work tile)
+#   forward_tiles, options of          450; keys in splits 600 (producer)
+#     pairs.cuh
+#   forward_tiles, float8              60 with tiles of 224 keys, 32 at head size 256 (producer, once per work tile or
+#                                      unit of V^T)
+#   backward_tiles                     64; only softcap 240; softcap, ALiBi and FlashMask 224 (producer, once per tile
+#                                      of keys; addresses, once per tile of queries); options of pairs.cuh 800 (some
+#                                      twenty registers, once per tile of queries)
+#   latent_tiles                       128 (addresses; 5 words per two tiles of keys; the end of a split of the keys)
+#   wide_tiles                         350 (producer, once per work tile)
+#   scores_of_part                     softcap, ALiBi or FlashMask 80; bias, keep_mask or dropout 640 (producer;
+#                                      addresses and bits of dropout, once per tile); otherwise none
+#   products_of_part, backward_keys,   none
+#     queries_of_kept, observe_rows,
+#     observe_mass
 # The output of ptxas is stored beside the object, as OBJECT with .log instead of .o.
 log=${1%.o}.log
 object=$1

@@ -26,11 +26,12 @@ struct maps {
     CUtensorMap Q, K, V, dO;
 };
 
-/* The part of a tile of keys that a block works on (key_parts.cuh), and the query tiles of the part. */
+/* What a block works on: a tile of keys, or a part of its work (key_parts.cuh), and the query tiles of this part. */
 struct block_place {
     attn_sequence s;
     int t; /* number of this tile of keys in the order in which blocks claim tiles */
-    /* index of the part's group of query heads, counted over all batch rows (a packed problem has one batch row) */
+    /* index of the query heads that the part sums over (a group of `group` heads), counted over all batch rows; a
+     * packed problem has one batch row */
     int head;
     int b, hk, j0;
     int h;           /* the part's first query head */
@@ -68,9 +69,9 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
     return s;
 }
 
-/* Fills x for the part and the tile of keys in `at`; at.head counts each part of a key/value head. group: number of
- * query heads of a part. x is passed by reference, because the calling thread has few registers. The query tiles are
- * those of all ranges (see take_part()). */
+/* Fills x for the tile of keys (or part of its work) that `at` names; at.head counts each part of a key/value head.
+ * group: number of query heads of a part. x.first and x.last still cover the query tiles of all parts of these heads,
+ * until take_part() is called. x is passed by reference, because the calling thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const key_parts &parts, int group, const head_tile &at)
 {
@@ -102,7 +103,7 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const key_parts &
     x.first = x.begin = first;
     x.last = last;
 }
-/* Reduces x's query tiles to those of its part. */
+/* Reduces x's range of query tiles to those of its part (key_parts.cuh). */
 DEVICE void take_part(block_place &x, const key_parts &parts)
 {
     const int shift = parts.log2_of_ranges, n = x.to & ((1 << shift) - 1), all = x.tiles();
@@ -141,8 +142,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* If 64 queries of the tile lie past the end of the sequence, lse and delta of the last existing 64 queries are
-     * loaded for them, because these are finite; the scores are masked. */
+    /* If 64 queries of the tile lie past the end of the sequence, they have no lse and delta. The values of the last 64
+     * existing queries are loaded in their place, because these are finite; the scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -239,7 +240,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* Recomputes dK and dV of the 16 keys of warp n of a block, key by key. */
+/* Recomputes dK and dV of the 16 keys that warp n of a block has computed, one key after the other. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;
@@ -248,8 +249,8 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
 
 /* ---- Functions of the host --------------------------------------------------------------------------------------- */
 
-/* Return the number of tiles of keys, or of queries, of a head. In packed problems a few of these tiles have no
- * rows. */
+/* Return the number of tiles of keys (key_tiles_per_head), or of queries, of a head. In packed problems a few of these
+ * tiles have no rows. */
 int64_t key_tiles_per_head(const attn_dims &d, int keys)
 {
     return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);

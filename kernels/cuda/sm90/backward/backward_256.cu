@@ -24,7 +24,8 @@ template <class X> struct shared_keys {
     alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
     alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS on its way to global memory */
-    /* P^T as a register operand: each thread of a consumer stores 16 bytes for each step of 16 queries */
+    /* P^T, in the order that wgmma needs for an operand in registers: each thread of a consumer stores 16 bytes for
+     * each step of 16 queries */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
@@ -35,7 +36,8 @@ template <class X> struct shared_keys {
     block_place place;
 };
 
-/* Loads the block's keys, then the tiles of queries. One thread of the producer runs this. */
+/* Loads K and V of the block's keys, and Q, dO, lse and delta of the tiles of queries. One thread of the producer runs
+ * this. */
 template <class X>
 DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, const maps &m, const block_place &x)
 {
@@ -110,7 +112,7 @@ template <typename T, class X> struct half_of_keys {
         if (++tile == x.last) tile = x.first, h++;
     }
 
-    /* Waits for this consumer's operand, K or V. Sets rows past the end of the sequence to zero. */
+    /* Waits for this consumer's operand, K or V. Sets rows of K and V past the end of the sequence to zero. */
     DEVICE void await_keys(uint64_t &full)
     {
         const int keys = x.band.Sk - x.j0;
@@ -403,12 +405,12 @@ int64_t query_blocks_of(const attn_dims &d)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: how many tiles of dS fit into the memory that two tiles of queries share. */
+/* Returns kept_tiles::width: the number of tiles of dS for which two tiles of queries that share memory have room. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    /* sequences differ in length, so assume that every tile of queries sees all keys */
+    /* The sequences' lengths are not known here, so every tile of queries is assumed to see all keys. */
     if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
@@ -423,18 +425,19 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* How a problem is divided. parts: the parts of a tile of keys. heads: number of groups of query heads (those of a part
- * of a tile of keys) whose dS is in memory at the same time; 0: dS is not stored. The workspace after the memory of
- * begin_backward() has, at these offsets in bytes: dS, flags (a byte for each warp of each block) and the terms of dK
- * and dV. */
+/* How a problem is divided. parts: the parts of a tile of keys. heads: how many groups of query heads have their dS in
+ * memory at the same time (a group: the heads that one part sums over); 0: dS is not stored. The workspace of
+ * begin_backward() is followed by dS, by flags (a byte for each warp of each block) and by the terms of dK and dV.
+ * `flags` and `terms` are offsets in bytes from the beginning of dS, and `bytes` is the size of all three. */
 struct division {
     key_parts parts;
     int64_t heads, width;
     int64_t flags, terms, bytes;
 };
 
-/* Chooses the heads whose dS is in memory at the same time, and bytes for dS (`flags`). If dS of all query heads of a
- * key/value head does not fit in memory, tiles of keys get parts, or more parts. */
+/* Chooses how many groups of query heads have their dS in memory at the same time (x.heads), and sets x.flags, the
+ * bytes of memory for dS. If dS of all query heads of a key/value head does not fit in memory, tiles of keys get parts,
+ * or more parts. */
 void divide_heads(const cuda_chip *chip, const attn_plan *plan, division &x)
 {
     const attn_geometry &g = plan->geometry;
@@ -447,7 +450,8 @@ void divide_heads(const cuda_chip *chip, const attn_plan *plan, division &x)
         if (g.group % parts || tiles > fit / (g.group / parts)) continue;
         const int64_t heads = d.B * d.Hk * parts, part = tiles * (g.group / parts),
                       most = attn_min64(fit / part, heads), even = attn_tiles(heads, attn_tiles(heads, most));
-        /* More parts than are given must not leave multiprocessors idle, and must not take much memory. */
+        /* If tiles of keys get more parts than x.parts has, these must not leave multiprocessors idle, and must not
+         * take much memory. */
         if (parts > x.parts.heads &&
             (!may_have_parts(plan) || terms_bytes(plan, { parts, x.parts.log2_of_ranges }) > MOST_TERMS ||
              even * key_tiles_per_head(d, KEYS) < chip->multiprocessors))
@@ -455,7 +459,7 @@ void divide_heads(const cuda_chip *chip, const attn_plan *plan, division &x)
         x.parts.heads = parts;
         x.heads = even;
         x.width = width;
-        /* not x.heads, because a problem with fewer heads must not need more memory */
+        /* computed from `most` and not from x.heads, so that a problem with fewer heads does not need more memory */
         x.flags = most * part * KEPT_TILE * 2;
         return;
     }
@@ -482,7 +486,7 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run;
     division by;
-    uint8_t *own; /* memory of the kernels of this file in the workspace (struct division) */
+    uint8_t *own; /* the part of the workspace that struct division describes */
 };
 
 plan plan_of(const backward_job &job)
@@ -499,10 +503,11 @@ plan plan_of(const backward_job &job)
     p.group = (int)group;
     p.keys = tile_order_of(key_tiles_per_head(d, KEYS), part << parts.log2_of_ranges,
                            e.rows_q * group * (d.D + d.Dv) * 2, uneven);
-    /* With many query heads per key/value head, a section (heads whose work tiles are ordered together) would be one
-     * key/value head, and the last tiles of a causal mask would be long. So up to eight heads form a section, if Q and
-     * dO of one query head of each fit into the L2 cache. With groups of eight heads and 4096 positions, this takes
-     * 0.77 to 0.81 times the time; with groups of four it is up to 2 % slower (H200, 2026-11-28). */
+    /* A section is a group of heads whose tiles of keys are claimed together. With many query heads per key/value head,
+     * a section would be one key/value head, and the last tiles of a causal mask would be long. So up to eight heads
+     * form a section, if Q and dO of one query head of each fit into the L2 cache. With 8 query heads per key/value
+     * head and 4096 positions, such sections take 0.77 to 0.81 times the time. With 4, they would be up to 2 % slower
+     * (H200, 2026-11-28). */
     if (g.right < e.rows_k && g.left >= e.rows_q && group > 4 && p.keys.tiles > job.chip->multiprocessors)
         p.keys.section = (int)attn_max64(p.keys.section,
                                          attn_min64(L2_SHARE / attn_max64(e.rows_q * (d.D + d.Dv) * 2, 1), 8));
@@ -529,8 +534,8 @@ cudaError_t launch_blocks(const backward_job &job, const cuda_args &a, const pla
     return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, a, p, m);
 }
 
-/* Divides the heads into parts. For each part, blocks of keys store dS, and then blocks of queries read it. `a` has the
- * views of dk and dv to which blocks of keys write. */
+/* Computes the heads in parts, because memory holds dS of one part at a time. For each part, backward_keys stores dS,
+ * and then queries_of_kept reads it. `a` has the views of dk and dv to which backward_keys writes. */
 template <typename T, class X>
 cudaError_t launch_parts(const backward_job &job, const cuda_args &a, plan p, const maps &m)
 {
@@ -587,7 +592,7 @@ template <class X> constexpr shape_row row()
     return { X::D, X::DV, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* A problem uses the first shape whose head sizes are large enough. */
+/* A problem uses the first shape that has at least its head sizes. */
 const shape_row shapes[] = {
     row<shape<192, 128>>(),
     row<shape<192, 192>>(),
@@ -622,8 +627,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.by.heads) code = in_shares(chip, seconds, tiles);
-    /* one launch suffices for a part of the heads, because its dS fits into KEPT_BYTES and it takes only a few
-     * milliseconds */
+    /* A part of the heads is not divided into several launches. Its launch takes only a few milliseconds, because its
+     * dS fits into KEPT_BYTES. */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -26,7 +26,7 @@ template <int D_, int DV_> struct shape {
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
     static const int STAGES_KEPT = D == 256 ? 4 : 5;
-    /* number of steps (16 channels each) of K, and of V, that stay in registers for all tiles of queries */
+    /* how many steps (16 channels each) of K or V a consumer keeps in registers for all tiles of queries */
     static const int HELD = 8;
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
@@ -51,11 +51,11 @@ struct kept_tiles {
     }
 };
 
-/* Parameters of the kernels in this file, besides cuda_args. The heads are divided into parts, which are computed one
- * after the other. A tile of keys may have parts, too (key_parts.cuh): `group` query heads each. */
+/* Parameters of the kernels in this file, besides cuda_args. The heads are computed in `parts` parts, one part after
+ * the other. Besides, a tile of keys may have parts (key_parts.cuh), each of which sums over `group` query heads. */
 struct plan {
-    /* `keys` is the order in which blocks take (parts of) tiles of keys, and `queries` that for tiles of queries,
-     * within one part of the heads. In packed problems some tiles have no rows. */
+    /* The orders in which blocks take tiles of keys (or parts of these tiles) and tiles of queries, within one part of
+     * the heads. In packed problems some tiles have no rows. */
     tile_order keys, queries;
     key_parts tile_parts;
     int group;
@@ -64,13 +64,13 @@ struct plan {
     kept_tiles kept;
     backward_scratch scratch;
     float scale, c; /* the scale of the scores, and c = log2(e) * scale; both are > 0 */
-    /* One byte per warp, nonzero if its rows must be recomputed: nonfinite for tiles of keys, nonfinite_queries for
-     * tiles of queries. */
+    /* One byte per warp, nonzero if the results of its 16 rows must be recomputed: nonfinite for tiles of keys,
+     * nonfinite_queries for tiles of queries. */
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t in the order of all heads. The heads are computed in parts, one part after the other; `order` is the
- * order of tiles within a part. The last part may have fewer heads. */
+/* Returns tile t in the order of all heads. The heads are computed in parts, one part after the other, and `order` is
+ * the order of tiles within one part. The last part may have fewer heads than the others. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -280,7 +280,7 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                /* wait for the product dQ, because the next S overwrites registers that it reads */
+                /* wait for the product dQ, because the next S overwrites registers that this product reads */
                 wgmma_wait<1>();
                 release_last();
                 at.next();

@@ -21,7 +21,7 @@ template <typename T, class X> struct dq_writer {
     const plan &p;
     uint16_t *const staging; /* shared memory through which this warp writes dQ: 16 rows of 64 numbers */
     const int lane;
-    int known = -1; /* index in plan::done of the newest query heads whose terms of dQ are known to be complete */
+    int known = -1; /* index in plan::done of the query heads that await_head() awaited last; -1: none */
 
     DEVICE void run()
     {
@@ -63,8 +63,8 @@ template <typename T, class X> struct dq_writer {
             const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* a word of 0 says that no block has added to these sums, because the queries see no key; their dQ is
-                 * 0 */
+                /* If the word is 0, no block has added to these sums, because no key is visible to the queries. Their
+                 * dQ is 0. */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

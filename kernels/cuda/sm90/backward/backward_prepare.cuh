@@ -17,7 +17,7 @@ template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
 /* Queries i0 to i0 + UNIT_ROWS - 1 of a head. At the end of a sequence, some of them may not exist. `place` is the
- * number of their query tile. */
+ * number of the tile of 64 queries in which they lie. */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;
@@ -71,7 +71,8 @@ template <typename T, class X> struct preparer {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
         const int first = x.i0 % QUERY_TILE;
-        /* lse (y) and dlse (less) of the lane's rows, loaded before the products and used after them */
+        /* lse (y) and dlse (less) of the lane's rows. They are loaded before the dot products are computed, and used
+         * afterwards. */
         float y[ROWS / 32], less[ROWS / 32];
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {

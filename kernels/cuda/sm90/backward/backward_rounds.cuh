@@ -21,8 +21,8 @@ enum variant {
     WITH_BIAS     /* all options, including bias, keep_mask and dropout, but no softcap */
 };
 
-/* The shape of a kernel instance for head sizes up to D, with BM queries per tile. Variants that keep more numbers in
- * shared memory until dS is computed have one buffer less for Q or for dS. */
+/* The shape of a kernel instance for head sizes up to D, with BM queries per tile. Some variants keep more numbers in
+ * shared memory until dS is computed, and therefore have one buffer less for Q or for dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
@@ -39,10 +39,10 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
-        /* Whether the two consumers take turns with their exponentials, which is faster at D = 64. */
+        /* Whether the two consumers compute their exponentials by turns. At D = 64 this is faster. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed, one after the other. Most variants have two at D = 64, because registers
-     * are scarce. */
+    /* Number of parts in which dV of a tile of queries is computed, one part after the other. Most variants have two
+     * parts at D = 64, because registers are scarce. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a consumer skips a tile of queries that sees none of the consumer's keys */
@@ -50,7 +50,7 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
 };
 
 enum { NO_ROWS = -1 }; /* a value of block_place::rows, which says that there are no more tiles of keys */
-/* a value of a word of plan.begun, which says that the first dQ is stored, so that other blocks may add theirs */
+/* a value of plan.begun: the first block has stored its term of dQ, so other blocks may add theirs */
 enum { PART_THERE = 2 };
 /* number of threads that meet at a barrier to hand over dQ: a consumer (128) and the warp that sends its dQ (32) */
 enum { HANDING = 128 + 32 };
@@ -61,26 +61,27 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 /* ---- The plan (parameters of the kernel), and shared memory ------------------------------------------------------ */
 
 struct plan {
-    /* The order in which tiles of keys are claimed. Each part of a key/value head counts as a head. In packed problems
-     * some tiles have no rows. */
+    /* The order in which blocks claim tiles of keys. If a tile of keys has parts (key_parts.cuh), each part of a
+     * key/value head counts as a head of its own. In packed problems some tiles have no rows. */
     tile_order order;
     key_parts tile_parts;
-    int group;    /* number of query heads of a part */
+    int group;    /* number of query heads of a part of a tile of keys (key_parts.cuh) */
     int *counter; /* number of tiles of keys that blocks have claimed */
     backward_scratch scratch;
     float scale, c; /* the scale of the scores, and c = log2(e) * scale; both are > 0 */
     /* [tile of keys][warp]: 0, or 1 + the number of the block that must recompute the warp's keys */
     uint16_t *nonfinite;
-    /* [query heads of a part]: number of units of queries (UNIT_ROWS queries of one head) whose delta and lse are
+    /* [group of `group` query heads]: number of units (UNIT_ROWS queries of one head) whose delta and lse are
      * computed */
     uint32_t *prepared;
-    /* number of units of queries (UNIT_ROWS queries of one head) of all heads, and of the query heads of a part */
+    /* number of units (UNIT_ROWS queries of one head) of all heads, and of a group of `group` query heads */
     int units, units_of_head;
     bool out_in_pieces; /* whether rows of `out`, like those of dO, can be read in pieces of 16 bytes */
-    /* [tile of 64 queries][consumer]: state of the sum of dQ (see struct sender); NULL: dQ is not wanted */
+    /* [tile of 64 queries][consumer]: whether the sum of dQ has a term (its values: see struct sender); NULL: dQ is not
+     * wanted */
     uint32_t *begun;
-    /* [query heads of a part]: number of terms that have been added to dQ so far; each part of a tile of keys adds two
-     * terms, one per consumer */
+    /* [group of `group` query heads]: number of terms that have been added to dQ so far. Each tile of keys (or part of
+     * it) adds two terms, one per consumer. */
     uint32_t *done;
     /* number of units (UNIT_ROWS queries of one head) that warps have claimed; a warp computes dQ of the units that it
      * claims */
@@ -96,7 +97,7 @@ struct plan {
     /* whether prepare_ahead has set the sums of dQ to zero; if so, even the first block adds to them */
     bool zeros;
     score_mods mods; /* constants of softcap, and ALiBi slopes times log2(e), because scores are in base 2 */
-    float cap;       /* the factor that converts tanh to the score in base 2 after softcap */
+    float cap;       /* softcap times log2(e); tanh times this factor is the score in base 2 */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
@@ -154,7 +155,7 @@ DEVICE head_tile keys_of(const plan &p, int t)
 
 /* ---- The order of a block's rounds (tiles of queries) ------------------------------------------------------------ */
 
-/* Shortens x's range of query tiles: removes tiles at both ends that FlashMask hides in all heads of the part. */
+/* Shortens x's range of query tiles: removes tiles at both ends that FlashMask hides in all query heads of x. */
 template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
@@ -226,8 +227,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `terms` to the counter of terms that have been added to dQ of the part's query heads. It is also called for
- * tiles of keys without rows, because they are counted too. */
+/* Adds `terms` to the counter (plan::done) of the terms that have been added to dQ of x's query heads. It is also
+ * called for tiles of keys without rows, because the counter must reach the number of all tiles. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t terms)
 {
     if (p.begun) add_release(p.done + x.head, terms);
@@ -283,7 +284,7 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        /* backward.cu gives no problem with padding to variants with options, because the code for padding costs
+        /* Variants with options never get problems with padding (backward.cu), because the code for padding costs
          * registers. */
         find_key_place<X, !X::OPTIONS>(x, a, p.tile_parts, p.group, keys_of(p, t));
         x.t = t;
@@ -291,8 +292,8 @@ template <class X> struct scheduler {
         const bool from_first = x.first == 0;
         take_part(x, p.tile_parts);
         if (hides_tiles() && !round_walk<X>(p, x).there()) x.last = x.first;
-        /* Blocks that see the same queries begin at different query tiles, so that not all wait for the first store of
-         * the same sum. */
+        /* The blocks of a head begin at different query tiles. Otherwise all of them would wait for the first block to
+         * store its dQ of the same queries. */
         if (from_first && x.last > x.first && !p.in_order) x.begin = x.first + x.j0 / X::BM % x.tiles();
     }
 };
@@ -306,7 +307,7 @@ template <class X> struct loader {
     const maps &m;
     ring<X::STAGES_Q> q = {};
     ring<X::STAGES_DO> o = {};
-    uint32_t phase = 0; /* parity of the phase of the barriers of K and V that is waited for next */
+    uint32_t phase = 0; /* parity of the phase for which the thread waits next at the barriers of K and V */
 
     DEVICE void run()
     {

@@ -46,14 +46,14 @@ template <typename T, class X, typename R> struct gradients {
     int tile;
     /* all queries of tiles free_first to free_last - 1 see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of products. own_...: K and V of this warpgroup's keys. first_...: the operand in the first buffer of a
-     * ring. K_down: K in the product dQ = dS K. */
+    /* Operands of products. own_K, own_V: K and V of this warpgroup's keys. first_...: the operand in the first buffer
+     * of a ring. K_down: K in the product dQ = dS K, which sums over keys. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
     const uint32_t dS_to; /* shared-memory address of this thread's elements in the first buffer of dS */
-    /* index in sm.dQ of this thread's elements; me.lane and me.leader are computed from it, to save registers */
+    /* index in sm.dQ of this thread's elements. me.lane and me.leader are computed from it, which saves registers. */
     const uint32_t dQ_at;
 
     DEVICE gradients(const cuda_args &a_, const plan_of<X> &p_, shared<X> &sm_, int w)
@@ -143,7 +143,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns S into P with softcap, ALiBi, FlashMask and keep_mask. */
+    /* Turns S into P if softcap, ALiBi, FlashMask or keep_mask changes scores of this tile. */
     DEVICE void exponents_of_options(float (&S)[BM / 2], const row_values *values) const
     {
         const round_record &round = record();
@@ -152,7 +152,7 @@ template <typename T, class X, typename R> struct gradients {
         hidden_scores(hidden, round);
         add_kept(hidden, round);
         const float slope = round.slope;
-        /* ALiBi's distance between query and key of the thread's first pair */
+        /* position of the query minus position of the key (for ALiBi), of the thread's first pair */
         const float behind = (float)(column + (int)x.s.Sk - x.Sq - key);
 #pragma unroll
         for (int n = 0; n < BM / 8; n++) {
@@ -351,8 +351,8 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Draws dropout's bits (1: keep) for the next tile of queries. Byte n of word k belongs to query 64 k + 32 (n / 2)
-     * + lane, and to half n % 2 of the warp's 16 keys. */
+    /* Draws dropout's bits (1: keep) for the next tile of queries, 8 keys of a query at a time. Byte n of word k
+     * belongs to query 64 k + 32 (n / 2) + lane, and to the first (n even) or last (n odd) 8 of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
         if constexpr (X::PAIRS) {
@@ -399,8 +399,8 @@ template <typename T, class X, typename R> struct gradients {
     }
 
     /* Turns S into P where softcap is the only option. Of each two registers of S, one then holds two P, and the other
-     * these P times the softcap's derivative, as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are near
-     * 0. */
+     * one these P times the softcap's derivative, as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are
+     * so near 0 that tanh_near_0() can compute softcap. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
@@ -465,7 +465,8 @@ template <typename T, class X, typename R> struct gradients {
         return X::PAIRS && P < 0 ? 0 : P;
     }
 
-    /* Issues dV += P^T dO for part PART of the tile's queries, and computes dS of these queries meanwhile. */
+    /* Issues dV += P^T dO for one of the DV_PARTS parts of the tile's queries (number PART), and computes dS of these
+     * queries meanwhile. */
     template <int PART>
     DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], uint32_t (&P)[BM / 16][4],
                        const row_values *values) const
@@ -565,10 +566,10 @@ template <typename T, class X, typename R> struct gradients {
         retire<0>(dP); /* also waits for dK, which was issued before dP */
     }
 
-    /* Computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. MORE: it also
-     * computes P and dP of the next tile. Each call waits for all its products, because ptxas would not let a product
-     * run across iterations if code reads its result. `first`: dQ is computed but not used, because a branch around the
-     * product would cost registers. */
+    /* Computes dV, dS and dK of a tile of queries from its P and dP, and dQ of the previous tile. MORE: also computes P
+     * and dP of the next tile. The call ends only when all its products are complete, because ptxas would not let a
+     * product run on into the next iteration of the loop. `first`: there is no previous tile; dQ is computed but not
+     * used, because a branch around the product would cost registers. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -577,7 +578,7 @@ template <typename T, class X, typename R> struct gradients {
         const ring<X::STAGES_Q> now = q;
         q.next();
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
-        /* This call must stand exactly here. Elsewhere ptxas would compute dS after the wait for the last products,
+        /* This call must stand exactly here. At other places ptxas would compute dS after the wait for the product dV,
          * which costs 10 % of the time at D = 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
@@ -690,8 +691,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether this warpgroup can skip the first (with `first`) or the last tile of queries, which sees none of
-     * its keys. */
+    /* Returns whether this warpgroup can skip the first tile of queries (if `first`) or the last one, because the tile
+     * sees none of the warpgroup's keys. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -706,7 +707,8 @@ template <typename T, class X, typename R> struct gradients {
         return __shfl_sync(0xffffffff, x, 0);
     }
 
-    /* Swaps the operands K and V: K of the next tile of keys is loaded to where V was, and its V to where K was. */
+    /* Swaps the operands K and V: K of the next tile of keys is loaded into the buffer that has held V, and V of that
+     * tile into the buffer that has held K. */
     DEVICE void swap_keys()
     {
         const k_major_low<BN> K = own_K;
@@ -721,8 +723,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* Sets rows of K and V past the end to zero, more often than necessary, which does no harm. The exact condition
-         * needs ends_of_keys too, which ptxas would spill. */
+        /* Sets rows of K and V past the end of the sequence to zero, also where this is not necessary (without harm).
+         * The exact condition would also read ends_of_keys, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -777,8 +779,8 @@ template <typename T, class X, typename R> struct gradients {
     {
         /* dK and dV have passed through the memory of dS, which may be overwritten after this barrier */
         named_barrier_sync(END_BARRIER, CONSUMERS);
-        /* Only single instructions depend on the lane. After a branch that only some lanes take, ptxas would keep
-         * addresses in registers of each thread. */
+        /* In this function only single instructions depend on the lane. After a branch that only some lanes take, ptxas
+         * would keep addresses in registers of each thread. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
@@ -807,8 +809,8 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* The next product dQ reads memory through which dK and dV have passed. The product's result is not used,
-             * but the writes must be ordered before the read. */
+            /* The next product dQ reads shared memory through which dK and dV have passed. Its result is not used, but
+             * the writes must be ordered before the product's reads. */
             fence_proxy_async_shared();
         }
     }
@@ -870,12 +872,12 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* The next kernel waits only for the end of this one. This kernel must therefore not end before its own
-         * predecessor, prepare_ahead, has ended. */
+        /* The next kernel waits for the end of this kernel, but not for prepare_ahead, which was launched before. So
+         * this kernel must not end before prepare_ahead has ended. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
-        /* if there are parts, sum_parts recomputes these keys */
+        /* if tiles of keys have parts (key_parts.cuh), the kernel sum_parts recomputes these keys */
         if (p.tile_parts.count() == 1 && __any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite))
             repair_own_keys<X>(p, a);
     }
@@ -903,8 +905,8 @@ int64_t words_of(const attn_plan *plan, const key_parts &parts)
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Returns whether prepare_ahead zeroes the sums of dQ. Otherwise the first block with dQ for some queries stores it,
- * and other blocks wait for that store. */
+/* Returns whether the kernel prepare_ahead sets the sums of dQ to zero. If not, the first block that has a term of dQ
+ * for some queries stores it as their sum, and other blocks wait for this store. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -914,7 +916,8 @@ bool wants_zeros(const attn_plan *plan)
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
-/* This kernel's own memory in the workspace, after the memory that backward_steps.h describes. */
+/* The memory of the kernel backward_tiles in the workspace. It comes after the memory that backward_steps.h
+ * describes. */
 struct layout {
     key_parts parts;
     /* offsets in bytes from the beginning of the workspace, and its size (`bytes`) */
@@ -948,7 +951,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    /* the launch options for the whole problem; `chip` has those for one share (the tiles of one launch) */
+    /* `whole_chip` has the launch options of the whole problem, and `chip` those of one share (the tiles of one
+     * launch) */
     const cuda_chip *whole_chip;
     const attn_plan *whole;
     backward_run run;
@@ -972,20 +976,21 @@ tile_order order_of(const backward_job &job)
     const int64_t fit = L2_SHARE / attn_max64(head_bytes, 1);
     tile_order x = tile_order_of(per_head_of(d), heads, head_bytes * group,
                                  bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
-    /* The blocks of a key/value head go through its query heads one after the other, so the L2 cache needs room for one
-     * of them at a time. More heads are then ordered together, and under a causal mask the last tiles are shorter. At
-     * head size 64 and with a window this is slower. */
+    /* The blocks of a key/value head go through its query heads one after the other, so the L2 cache needs room for
+     * only one query head of each key/value head. A section may therefore have more heads, and under a causal mask the
+     * last tiles to be claimed are shorter. At head size 64 and with a window this is slower. */
     if (causal && !job.deterministic && backward_class(d) == 128 && heads * per_head_of(d) > job.chip->multiprocessors)
         x.section = (int)attn_max64(x.section, attn_min64(fit, 8));
-    /* With `deterministic` and without a mask, blocks claim tiles of keys from several heads in turn. With more heads,
-     * fewer blocks wait for each other's dQ; with fewer heads, more of a head stays in the L2 cache. */
+    /* With `deterministic` and without a mask, blocks claim tiles of keys from all heads of a section in turn. With
+     * more heads in a section, fewer blocks wait for each other's dQ. With fewer heads, more of their data stays in the
+     * L2 cache. */
     if (job.deterministic && !bounded)
         x.section = (int)attn_max64(x.section, attn_min64(attn_max64(fit / group, 8), 16));
     return x;
 }
 
-/* Sets words of the workspace to 0. A kernel and not cudaMemsetAsync() does this, because the next kernel can be
- * launched while a kernel runs, but not during a cudaMemsetAsync(). */
+/* Sets words of the workspace to 0. cudaMemsetAsync() could do this too, but the next kernel can be launched early only
+ * while a kernel runs, and not during a cudaMemsetAsync(). */
 __global__ void __launch_bounds__(256) clear_words(uint32_t *words, int64_t count)
 {
     launch_dependents();
@@ -1038,7 +1043,8 @@ cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
     return is_first_share(job.chip) ? make_kept_columns(g, p.kept, job.stream) : cudaSuccess;
 }
 
-/* Launches the blocks of keys. `a` has the views of dk and dv to which they write. */
+/* Launches the kernel backward_tiles, whose blocks compute tiles of keys. `a` has the views of dk and dv to which the
+ * blocks write. */
 template <typename T, class X, typename R> cudaError_t launch_blocks(const backward_job &job, const cuda_args &a)
 {
     const attn_dims &d = a.g.dims;
@@ -1059,13 +1065,14 @@ template <typename T, class X, typename R> cudaError_t launch_blocks(const backw
     p.units_of_head = (int)(p.units / (d.H * extent_of(d).B) * p.group);
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    /* Launches after the first read what the first one has prepared. They are launched without launch_dependent(), so
-     * that each starts after the one before has ended. */
+    /* A problem may have several launches, one after the other. All read what the first one has prepared, so the later
+     * ones must not start early: they are launched without launch_dependent(). */
     if (!is_first_share(job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(a, p, m);
         return cudaPeekAtLastError();
     }
-    /* If there are few tiles of keys, prepare_ahead may have all multiprocessors that do not compute one. */
+    /* If there are fewer tiles of keys than multiprocessors, prepare_ahead may run on all multiprocessors that get no
+     * tile of keys. */
     const int64_t preparers = std::min((int64_t)p.units, std::max(attn_tiles(job.chip->multiprocessors, PREPARER_SHARE),
                                                                   (int64_t)job.chip->multiprocessors - tiles));
     code = launch_dependent(prepare_ahead<T, shape<X::D, X::BM, PLAIN>>, preparers, PREPARER_THREADS, 0, job.stream, a,
@@ -1149,7 +1156,8 @@ cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
-/* FEATURES: what the variant without options computes. OPTIONS: what the variants with options compute in addition. */
+/* FEATURES: the options that the kernel variant PLAIN computes. OPTIONS: what the variants for options compute in
+ * addition. */
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
                           ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
                           ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |

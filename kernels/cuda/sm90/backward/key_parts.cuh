@@ -20,31 +20,31 @@
 
 namespace {
 
-/* The parts of a tile of keys are numbered: the ranges of tiles of queries of the first query heads come first. */
+/* How a tile of keys is divided into parts. Parts are numbered head by head: first come all ranges (of tiles of
+ * queries) of the first query heads. */
 struct key_parts {
     int heads;          /* number of parts into which the group's query heads are divided; it divides their number */
     int log2_of_ranges; /* the tiles of queries are divided into 2^log2_of_ranges ranges */
     __host__ __device__ int count() const { return heads << log2_of_ranges; }
 };
 
-/* What a tile of keys costs, to choose the number of parts. */
+/* How much work the tiles of keys are. This decides the number of parts of a tile of keys. */
 struct key_work {
     int64_t tiles;     /* number of tiles of keys */
-    int64_t most, all; /* number of tiles of queries that one query head has for a tile of keys: the most, and on
-                        * average */
+    int64_t most, all; /* tiles of queries that see a tile of keys, per query head: the most, and the mean */
     int64_t bytes;     /* bytes of the float32 terms of dK and dV of all keys, for one part */
-    int most_parts;    /* the number of parts whose terms take MOST_TERMS bytes */
+    int most_parts;    /* the largest number of parts whose terms fit in MOST_TERMS bytes */
 };
 
-const int64_t MOST_TERMS = 512 << 20; /* the most bytes for the terms of a problem */
+const int64_t MOST_TERMS = 512 << 20; /* the most bytes that a problem's terms of dK and dV may take */
 
-const double ROUND_US = 2;           /* time of a block for a tile of keys and a tile of queries */
+const double ROUND_US = 2;           /* time of a round (a tile of keys times a tile of queries), in microseconds */
 const double TILE_ROUNDS = 2;        /* time for the beginning and the end of a part, in rounds */
-const double SUM_US = 3;             /* time of sum_parts without its bytes */
-const double SUM_BYTES_PER_US = 1e6; /* bytes that sum_parts reads */
-const double LEAST_GAIN = 0.95;      /* more parts must shorten the expected time at least to this share */
+const double SUM_US = 3;             /* time of the kernel sum_parts without reading, in microseconds */
+const double SUM_BYTES_PER_US = 1e6; /* bytes that sum_parts reads per microsecond */
+const double LEAST_GAIN = 0.95;      /* another number of parts must take less than this share of the time */
 
-/* Returns the expected time of the blocks of keys, in microseconds. */
+/* Returns the expected time of the blocks of keys and of sum_parts, in microseconds. */
 double time_of_parts(const key_work &x, int64_t group, const key_parts &parts, int multiprocessors)
 {
     const double n = parts.count(), longest = (double)(x.most * group) / n + TILE_ROUNDS,
@@ -70,8 +70,8 @@ key_parts best_parts(const key_work &x, int64_t group, int multiprocessors)
     return best;
 }
 
-/* Returns whether tiles of keys may have parts. A part of a long problem (attn_part_of()) has none, because it must not
- * need more memory than the whole problem. */
+/* Returns whether tiles of keys may have parts. If only a part of a long problem is computed (attn_part_of()), they
+ * have none, because a part must not need more memory than the whole problem. */
 bool may_have_parts(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -87,8 +87,8 @@ int64_t terms_bytes(const attn_plan *plan, const key_parts &parts)
     return parts.count() * e.B * d.Hk * e.rows_k * (d.D + d.Dv) * (int64_t)sizeof(float);
 }
 
-/* Returns the parts of a problem whose blocks compute `keys` keys, and tiles of `queries` queries. `heads`: number of
- * key/value heads that one launch computes, counted over all batch rows. */
+/* Returns how the tiles of keys of a problem are divided into parts. `keys` and `queries`: the sizes of the tiles of
+ * keys and of queries. `heads`: number of key/value heads that one launch computes, counted over all batch rows. */
 key_parts key_parts_of(const cuda_chip *chip, const attn_plan *plan, int keys, int queries, int64_t heads)
 {
     const attn_geometry &g = plan->geometry;
@@ -110,7 +110,8 @@ key_parts key_parts_of(const cuda_chip *chip, const attn_plan *plan, int keys, i
 
 /* ---- The terms of the parts, and their sums ---------------------------------------------------------------------- */
 
-/* Returns dk or dv as the blocks of keys see it: the float32 terms [B, Hk * parts, Sk, width] at `data`. */
+/* Returns the view to which the blocks of keys write dk or dv if tiles of keys have parts: the float32 terms [B, Hk *
+ * parts, Sk, width] at `data`. */
 attn_view terms_view(const attn_dims &d, const key_parts &parts, float *data, int64_t width)
 {
     const extent e = extent_of(d);
@@ -129,7 +130,8 @@ struct parts_sum {
     saved s;
 };
 
-/* Makes `sum`, and lets the blocks of keys store their terms of dk and dv at `memory`: changes these views in `a`. */
+/* Makes the blocks of keys store their terms of dk and dv at `memory`, by changing these views in `a`. `sum` gets the
+ * same views, from which sum_parts reads the terms. */
 void divide_keys(cuda_args &a, const key_parts &parts, float *memory, const saved &s, parts_sum &sum)
 {
     const attn_dims &d = a.g.dims;
@@ -208,7 +210,7 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
             store_eight<T>(to, attn_at(&to, batch, hk, line) + column, y);
         }
         if (__all_sync(0xffffffff, finite)) continue;
-        /* dkdv_row() writes what other lanes have written above */
+        /* dkdv_row() overwrites what other lanes have written above, so their writes must come first */
         __syncwarp();
         repair_begins();
         dkdv_row(a, p.s, b, hk, line - s.k_start);

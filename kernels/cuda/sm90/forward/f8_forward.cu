@@ -36,24 +36,25 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes of kernel instances; the table at the end of this file says which problem takes which shape ---------- */
 
-/* PROMOTED: the most keys after which O is added to sums in shared memory, because an e4m3 product loses up to 2^-13 of
- * its sum with each key. PROMOTED_COUNTED: the same for shapes whose product P V also computes l (the sum of P). SHIFT:
- * P is 2^SHIFT where a row's score is its maximum. Measured errors: kernels/MEASUREMENTS.md (float8 forward: changes
- * 22, 25). */
+/* PROMOTED: after at most so many keys, O is added to sums in shared memory, because an e4m3 product loses up to 2^-13
+ * of its sum with each step of 32 keys. PROMOTED_COUNTED: the same number for shapes whose product P V also computes l
+ * (the sum of P). SHIFT: P is 2^SHIFT where a row's score is its maximum. Measured errors: kernels/MEASUREMENTS.md
+ * (float8 forward: changes 22, 25). */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* D: the largest head size. C: number of consumers, with 64 rows each. BN: keys per tile. STAGES: number of buffers in
  * each ring of tiles. T: the type in which q and k are multiplied. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* Whether only the visible keys of a work tile's last tile are computed, and the softmax ends during the last
-     * product. This gains most where there are few or wide tiles of keys. */
+    /* Whether the kernel saves time at both ends of a work tile's keys: in the last tile of keys it computes only
+     * visible keys, and it ends the softmax while the last product P V runs. This gains most if a work tile has few
+     * tiles of keys, or if these tiles are wide. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     static const bool HELPS = SHORT_ENDS && D == 256;
-    /* the most bytes of K and V in a section (heads whose work tiles are ordered together); small, so that V^T of the
-     * first section is ready soon */
+    /* The most bytes of K and V in a section (a group of heads whose work tiles are claimed together). The number is
+     * small, so that V^T (the transpose of V) of the first section is ready soon. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* number of chunks of 128 bytes in a row of q or k (CHUNKS), and in a row of V^T (CHUNKS_V) */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
@@ -65,7 +66,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
     /* number of tiles of keys after which O is added to sums in shared memory */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
-    /* the largest number of tiles, at the end of a work tile's keys, that only some of the consumers see */
+    /* The largest number of tiles of keys at the end of a work tile that some consumers see and others do not. The
+     * others skip these tiles. */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
     /* whether the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
     static const bool EARLY = D == 128 && !WIDE;
@@ -74,11 +76,11 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* Whether O is set to zero and all products add to it. Otherwise the first product overwrites O, which is faster
      * except for BN = 224. */
     static const bool ZEROS = BN == 224;
-    /* With EARLY: number of chains of dependent operations that find the second row's maximum. With 224 keys one chain
-     * takes too long. */
+    /* Number of chains of dependent operations in which the softmax finds the second row's maximum, if EARLY is true.
+     * With 224 keys one chain takes too long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
-    /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
-     * of a step */
+    /* Number of steps in which a warp transposes a unit of V (128 keys by 64 channels). With more steps, the warp's
+     * buffer in shared memory is smaller. */
     static const int STEPS = D == 256 ? 8 : 1;
     /* whether the sums of O in shared memory are floats; otherwise they are bfloat16, because floats do not fit */
     static const bool FLOAT_SUMS = D <= 128;
@@ -89,7 +91,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
-    /* negative: 1 if q_scale times k_scale is negative; the sign of all scores is then changed */
+    /* negative: 1 if q_scale times k_scale is negative; the kernel then changes the sign of all scores */
     int last, index, negative;
     /* c: log2(e) * scale * |q_scale * k_scale|, above 0. sink: the head's sink times log2(e), or -inf if it has
      * none. */
@@ -119,7 +121,7 @@ template <class X> struct shared {
     kv_barriers<X::C, X::STAGES> bars;
     unit helped_units[X::HELPS ? X::C * 4 : 1]; /* [consumer warp]: the unit of V (128 keys by 64 channels) that it
                                                  * transposes in help_to_transpose() */
-    int newest[X::C * 4]; /* [consumer warp]: the newest work tile with a repair_note of this warp; -1: none */
+    int newest[X::C * 4]; /* [consumer warp]: newest work tile with a repair_note (rows to recompute); -1: none */
 };
 
 /* ---- The plan: the numbers of a problem that the kernel reads, in 32 bits ---------------------------------------- */
@@ -128,11 +130,12 @@ template <class X> struct shared {
  * row i has huge scores, and bit 4 i + 1 if row i + 8 has huge scores. */
 struct repair_note {
     uint32_t rows;
-    int before; /* the warp's previous work tile with a repair_note; -1: none */
+    int before; /* the previous work tile for which this warp wrote a repair_note; -1: none */
 };
 /* bit of repair_note::rows: a result was not finite, so each of the 16 rows must be checked */
 enum { LOOK = 4 };
-/* bit of repair_note::rows: V had a NaN, for which V^T has a zero; these rows may or may not see its key */
+/* bit of repair_note::rows: V had a NaN, in whose place V^T has a zero. It is not known whether the 16 rows see the key
+ * of the NaN. */
 enum { V_NAN = 8 };
 
 struct plan {
@@ -216,8 +219,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Waits until tile j of V^T has been written, and loads it. All blocks of keys from number `ready` on are known to
-     * be written. */
+    /* Waits until tile j of V^T (the transpose of V) has been written, and loads it. `ready`: of the work tile's blocks
+     * of 128 keys, V^T of this block and of later ones is known to be written. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -236,8 +239,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* all lanes have read the work tile, so lane 0 may release it */
             if (i0 == STOP) break;
-            /* Whether there are at least two tiles of keys to load. The work tile is then released, so that the next
-             * one is claimed, only when its last tile of keys is left to load. */
+            /* Whether the work tile has at least two tiles of keys. If so, it is released only when its last tile of
+             * keys is left to load. The release lets the block claim the next work tile. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -303,8 +306,8 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Must be called before the sums in shared memory are used. With COUNTS (the product P V computes l), sets `left`,
-     * the factors for these sums, and returns the l that belongs to them, for the thread's two rows. */
+    /* Returns l of the sums in shared memory, for the thread's two rows, and sets `left`, the factors by which these
+     * sums must be multiplied before their use. Does nothing unless COUNTS is true (the product P V computes l). */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -400,8 +403,8 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns S, the products q.k with the first N keys of tile j, into P. CAREFUL: some keys may be hidden, or scores
-     * must change their sign. With SHORT_ENDS and N > 128, the first 64 keys are not masked, because all rows see
-     * them. */
+     * must change their sign. If SHORT_ENDS is true and N > 128, all rows see the first 64 keys, so these are not
+     * masked on the right. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -437,8 +440,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Releases K during the softmax, so that ptxas keeps the wait for O after the release. The condition is always
-     * true, because `sum` is never negative, but ptxas cannot know that. */
+    /* Releases the buffer of K during the softmax. ptxas keeps the wait for O after this release. The condition is
+     * always true, because `sum` is never negative, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -451,8 +454,8 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* Computes O = P V over the tiles of keys that this warpgroup's rows see. With SHORT_ENDS it also calls
-     * rows_to_repair() and, unless products compute l, end_softmax(). */
+    /* Computes O = P V over the tiles of keys that this warpgroup's rows see. If SHORT_ENDS is true, it also calls
+     * rows_to_repair() and, unless the products P V compute l, end_softmax(). */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {
@@ -470,7 +473,7 @@ template <class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* in the tile that is computed first: number of keys up to the last one that a row of this warpgroup sees */
+        /* number of keys in the tile that is computed first, up to the last key that a row of this warpgroup sees */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -482,7 +485,7 @@ template <class X> struct attention {
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
             me.await_V();
-            /* adds P V of tile j + 1, whose P was computed before P of tile j */
+            /* This product adds P V of tile j + 1. P of tile j is not computed yet. */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -504,8 +507,8 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* Whether the slower code, which masks scores and changes their sign, computes all tiles. It is needed if the
-         * scale is negative, or if some row's window hides keys of the first tile. */
+        /* Whether all tiles are computed by the slower code, which masks scores and changes their sign. It is needed if
+         * the product of the scales is negative, or if a window hides keys of the first tile from some row. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
@@ -580,7 +583,7 @@ template <class X> struct attention {
                 x = work, y = part;
                 return true;
             });
-            /* a vote, because ptxas must know that all lanes take the same branch; see repair_own_rows() */
+            /* a vote shows to ptxas that all lanes take the same branch (see repair_own_rows()) */
             if (__any_sync(0xffffffff, x.i0 == STOP)) break;
             float O[X::COLUMNS / 2];
             softmax state;
@@ -601,8 +604,8 @@ template <class X> struct attention {
 /* ---- Recomputing rows, and helping to transpose V ---------------------------------------------------------------- */
 
 /* Recomputes the rows of this warp's repair_notes one by one. It is not inlined, and the loop over work tiles ends by a
- * vote. Otherwise ptxas would keep descriptors in registers of each thread, not in uniform registers, in the loop over
- * keys. */
+ * vote. Otherwise ptxas would keep the descriptors of operands in registers of each thread (and not in uniform
+ * registers) in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -693,7 +696,7 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
 struct run_counters {
-    /* next work tile, and next unit of V^T (128 keys by 64 channels), that a warp will claim */
+    /* numbers of the next work tile, and of the next unit of V^T (128 keys by 64 channels), that a warp will claim */
     int tile, unit;
     uint32_t any_nan;
     int unused[29];
@@ -802,15 +805,16 @@ template <class X> cudaError_t launch(const f8_job &job)
     const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
-    /* There may be more blocks than work tiles, because a block's two transposing warps are useful without a work
-     * tile. */
+    /* There may be more blocks than work tiles, because each block has two warps that transpose V, even if it gets no
+     * work tile. */
     const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
     return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* A problem takes the first shape whose head size suffices and whose least number of keys it reaches (least_masked_Sk
- * under a mask). If lse is wanted, only shapes that convert q and k to bfloat16 are used. */
+/* A problem takes the first shape that has at least the problem's head sizes, and that is meant for its number of keys
+ * (at least least_Sk, or least_masked_Sk with a mask). If lse is wanted, only shapes that convert q and k to bfloat16
+ * are used. */
 struct shape_row {
     int D;
     bool wide;

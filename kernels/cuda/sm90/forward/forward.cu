@@ -16,7 +16,7 @@ struct shape_row {
     int least_Sk;
     /* [0]: bfloat16, [1]: float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
-    /* with score_mods: launches sequences whose keys are split */
+    /* launches the sequences whose keys are split; set only if score_mods is true */
     cudaError_t (*launch_split[2])(const forward_job &);
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
@@ -29,8 +29,8 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
     return x;
 }
 
-/* A problem takes the first row whose head sizes suffice and which is meant for its kind of mask and number of keys.
- * Which row of the table computes a sequence never depends on other sequences. */
+/* A problem takes the first row that has at least the problem's head sizes, and that is meant for its kind of mask and
+ * its number of keys. Which row computes a sequence never depends on other sequences. */
 /* clang-format off */
 const shape_row shapes[] = {
     /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring
@@ -59,7 +59,7 @@ bool has_score_mods(const attn_problem *p)
 {
     return p->q.dtype == ATTN_F8E4M3 || p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
 }
-/* Returns the shape that computes problems with these options. */
+/* Returns the shape that computes problems with softcap, ALiBi, FlashMask or float8's scales. */
 const shape_row &shape_of_options(const attn_dims &d)
 {
     const shape_row *x = shapes;
@@ -72,12 +72,12 @@ split_rule splits_of(const attn_plan *plan)
     const attn_problem *const p = plan->problem;
     if (!has_score_mods(p)) return plain_split_rule(plan);
     const shape_row &x = shape_of_options(plan->geometry.dims);
-    /* ALiBi and FlashMask may differ from head to head */
+    /* with ALiBi or FlashMask a work tile has rows of one head, because these may differ from head to head */
     return split_rule_of(plan, split_tile_of_shape(x.D, x.BN, !p->alibi_slopes.rank && !p->mask_startend_rows.rank));
 }
 
-/* Launches one kernel or, if sequences have different lengths, one kernel for each row of the table whose range of
- * lengths may occur. */
+/* Launches one kernel. If sequences have different lengths, launches one kernel for each row of the table whose range
+ * of lengths may occur. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
 {
     const attn_geometry &g = job.read.g;

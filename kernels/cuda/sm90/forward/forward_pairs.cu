@@ -34,8 +34,8 @@ const pair_row pair_shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the first shape whose head sizes suffice and which, if needed, can add a bias. The last shapes take
- * everything that plan_forward() accepts. */
+/* Returns the first shape that has at least the problem's head sizes and, if needed, can add a bias. The last two
+ * shapes take every problem that plan_forward() accepts. */
 const pair_row &shape_of(const attn_geometry &g, bool bias)
 {
     const pair_row *x = pair_shapes;

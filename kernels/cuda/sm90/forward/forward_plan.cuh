@@ -1,5 +1,5 @@
-/* forward_plan.cuh: for the kernel of forward_tiles.cuh, its plan, its work tiles, its scratch memory, and the test
- * whether it can compute a problem. */
+/* forward_plan.cuh: what the kernel of forward_tiles.cuh gets from the host: its plan (parameters), its work tiles and
+ * its scratch memory. This file also tests whether the kernel can compute a problem. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 
@@ -37,9 +37,11 @@ struct plan {
     results to;
     uint8_t *nonfinite; /* [work tile][warp]: not 0 if a result of the warp was NaN or infinite */
     int32_t *before;    /* [work tile]: the work tile that the same block computed before this one, or -1 */
-    /* with cu_k or seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see launch_shapes() */
+    /* If lengths differ (cu_k or seqlens_k), this launch computes only sequences of least_Sk to most_Sk keys, see
+     * launch_shapes(). */
     int least_Sk, most_Sk;
-    /* in packed problems: this launch computes only sequences with more rows than this number */
+    /* in packed problems: this launch skips sequences of at most this many rows (queries times query heads of a group),
+     * because sm80/decode.cu computes them */
     int decode_rows;
     /* The rule that splits the keys of some sequences. One launch computes these sequences, and another one the
      * rest. */
@@ -47,17 +49,17 @@ struct plan {
     int *counter;
 };
 
-/* The plan of a launch that computes the sequences whose keys are split (splits.cuh). In other launches the members
- * that this struct adds are not set, except column_blocks in sm90/wide. */
+/* The plan of a launch that computes sequences whose keys are split (splits.cuh). Other launches do not set the members
+ * that this struct adds, except column_blocks in sm90/wide. */
 struct split_plan : plan {
     bool in_turn;      /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
-    int most;          /* number of work tiles for the same rows: the largest number of splits, or 1 with in_turn */
+    int most;          /* number of work tiles with the same rows: 1 with in_turn, otherwise the most splits */
     int shift;         /* row r of a work tile is query r >> shift of head r % 2^shift of a group */
-    int column_blocks; /* number of work tiles among which the columns of out are divided */
+    int column_blocks; /* number of work tiles that share the columns of out */
     float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
                    * block */
-    /* [slot][warp][lane], and in sm90/wide [slot][warp][0 or 1][lane]: `top` and l of the first (x, y) and of the
-     * second (z, w) of the lane's two rows */
+    /* `top` and l of the lane's two rows: (x, y) of the first row, (z, w) of the second one. The indices are
+     * [slot][warp][lane], and in sm90/wide [slot][warp][0 or 1][lane]. */
     float4 *of_row;
     /* factor of out: 1 / (1 - dropout_p) */
     float out_scale;
@@ -80,16 +82,17 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, Sq, Sk, align;
-    /* nonfinite_to_zero = 1: the work tile is computed a second time, with zeros for each infinity and NaN in V */
+    /* nonfinite_to_zero: 1 if the work tile is computed a second time, with zeros for each infinity and NaN in V */
     int q_start, k_start, index, nonfinite_to_zero;
     /* with FlashMask or keep_mask: which list in shared memory (0 or 1) has the key tiles that this work tile sees */
     int list;
-    /* where keys are split: number of this split, number of splits of the rows' keys, and key tiles per split */
+    /* If the keys are split: the number of this split, how many splits the rows' keys have, and how many key tiles a
+     * split has. */
     int split, splits, length;
 };
 
-/* Values of work_tile::i0 that are commands to the consumers. REPORT: report when all results so far are written. STOP:
- * there is no more work. SKIP: this launch does not compute the work tile. */
+/* Negative values of work_tile::i0. REPORT: consumers must arrive at a barrier when all their results are written.
+ * STOP: there is no more work. SKIP: this launch does not compute the work tile, and consumers never get it. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)
@@ -97,9 +100,9 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Returns work tile t of the order. Row r belongs to query r >> shift; with shift > 0, h is the first of 2^shift query
- * heads, and Sq counts rows. SPLIT: the launch computes only sequences whose keys are split; otherwise only the other
- * sequences. */
+/* Returns work tile t of the order. With SPLIT, the launch computes only sequences whose keys are split, otherwise only
+ * the other sequences. With shift > 0, a work tile has rows of 2^shift query heads: row r belongs to query r >> shift,
+ * h is the first of the heads, and Sq counts rows. */
 template <int BM, int BN, bool SPLIT = false> DEVICE work_tile work_tile_of(const plan &p, int t, int shift = 0)
 {
     work_tile x;
@@ -208,8 +211,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 
 /* ---- Functions of the host: making the plan ---------------------------------------------------------------------- */
 
-/* A problem to launch. `given` has the problem's tensors. `read` has the tensors that forward_tiles reads, in which
- * float8 is converted to bfloat16. */
+/* A problem to launch. `given` has the problem's own tensors. `read` has the tensors that forward_tiles reads, with
+ * bfloat16 copies in place of float8 tensors. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
@@ -218,7 +221,8 @@ struct forward_job {
     char *memory;       /* scratch memory with the offsets `place` */
     char *split_memory; /* scratch memory of launch_splits(), if the keys of some sequences are split */
     layout place;
-    /* The rule that splits the keys of sequences. A launch for the other sequences skips those that it splits. */
+    /* The rule by which the keys of some sequences are split. A launch for whole sequences skips those whose keys the
+     * rule splits. */
     split_rule splits = NO_SPLITS;
 };
 

@@ -43,8 +43,8 @@ struct shape {
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
     static const bool SPLITS = SPLITS_;
-    /* Whether a consumer may skip tiles at the beginning of a work tile's keys. With a window, these may be tiles that
-     * only rows of other consumers see. */
+    /* Whether a consumer may skip tiles at the beginning of a work tile's keys. With a window, its own rows may see
+     * none of these keys, although rows of other consumers do. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
@@ -53,12 +53,13 @@ struct shape {
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
     static const bool LOW_WORDS =
-        /* whether operands are stored as low words of descriptors; at other head sizes this is 1 to 4 % slower */
+        /* Whether the kernel keeps only the low words of operands' descriptors in registers. At other head sizes this
+         * is 1 to 4 % slower. */
         D == 128 || D == 192;
     /* whether the wait for the product O += P V comes after the softmax (see release_K_late()) */
     static const bool LATE_WAIT = D == 128 || D == 192;
-    /* If a warpgroup's rows see at most FEW_KEYS keys of their last tile, only the scores of these keys are
-     * computed. */
+    /* If a warpgroup's rows see at most FEW_KEYS keys of the last tile of keys that they see, only the scores of these
+     * keys are computed. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* The argument IN_TURN of softmax_step(). 0: both rows' maxima are searched together. 1: the second row's search
      * waits for the first row's maximum. 2: it also waits for the first exponential. */
@@ -69,7 +70,8 @@ struct shape {
     /* Whether the first product of the next work tile is issued right after the last one of the present work tile. It
      * then runs while the output is written. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
-    /* the largest number of tiles, at either end of a work tile's keys, that only some of the consumers see */
+    /* The largest number of tiles of keys at either end of a work tile that some consumers see and others do not. The
+     * others skip these tiles. */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
@@ -82,9 +84,9 @@ template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
     else return X::SCORE_MODS && p.mask.bounds;
 }
 
-/* Number of work tiles in shared memory: one that a consumer still reads, the next one, and one that is published
- * meanwhile. The newest is also in shared::work, because ptxas treats only values read from a fixed address as
- * warp-uniform. */
+/* Number of work tiles whose descriptions are in shared memory: one that a consumer still reads, the next one, and one
+ * that is published meanwhile. The newest one is also in shared::work, because ptxas treats only values read from a
+ * fixed address as equal in all lanes. */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
@@ -112,7 +114,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1];
     int any_nonfinite;
-    /* the block's newest work tile, from which plan::before leads to the earlier ones; -1: none */
+    /* The block's newest work tile, or -1 if it has none. From it, plan::before leads to the block's earlier work
+     * tiles. */
     int newest;
     /* the buffer of V that zero_nonfinite_tiles() must clean next; negative: there is no more work */
     int raw_stage;
@@ -146,8 +149,8 @@ template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work
     return y;
 }
 
-/* Returns the next tile of keys below j that must be computed, or first - 1 if there is none. Tile `first` is always
- * computed. */
+/* Returns the next tile of keys below tile j that must be computed, or first - 1 if there is none. Tile `first` is
+ * always computed, even if it is not in the list `seen`. */
 template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *seen, int j, int first)
 {
     return !lists_tiles<X>(p) || j <= first ? j - 1 : listed_tile_below(seen, j);
@@ -291,8 +294,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The work tile is released, so that the next one is claimed, when only its last tile of keys is left to
-             * load. If it has at most one tile, this is now. */
+            /* The release of the work tile lets the block claim the next one. It comes when only the last tile of keys
+             * is left to load, and at once if the work tile has at most one tile of keys. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -418,10 +421,10 @@ template <typename T, class X> struct attention {
      * descriptors in registers of each thread. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next work tile, or a command (see REPORT). */
+    /* The next work tile, or a command to the consumers (REPORT or STOP). */
     struct next_work {
         int slot;
-        /* work_tile::i0: the first row, or a negative command (REPORT, STOP or SKIP) */
+        /* work_tile::i0: the first row, or a negative command (REPORT or STOP) */
         int order;
         int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
         bool loads; /* whether the work tile has keys */
@@ -533,9 +536,9 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* With LATE_WAIT, releases the buffer of K in the middle of the softmax, because ptxas moves the wait for the
-     * product O up to the nearest earlier release. The condition always holds (a sum is never below -slack), but ptxas
-     * cannot know that. */
+    /* Releases the buffer of K in the middle of the softmax, if LATE_WAIT is true. ptxas moves the wait for the product
+     * O += P V up to the nearest release before it, so the release must be late. The condition always holds (a sum is
+     * never below -slack), but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
@@ -560,9 +563,9 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* With BEGINS_EARLY, issues the first product S = Q K^T of the next work tile. It does so even if this warpgroup's
-     * rows see no keys, because in a branch ptxas would wait for the product at once. Nothing overwrites the operands
-     * until this warpgroup releases `work`. */
+    /* Issues the first product S = Q K^T of the next work tile, if BEGINS_EARLY is true. It does so even if this
+     * warpgroup's rows see no keys, because ptxas would wait at once for a product in a branch. Nothing overwrites the
+     * operands until this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -577,8 +580,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. `all`: this tile's scores, if
-     * begin() has computed them. */
+    /* Computes P of the first N keys of the last tile that this warpgroup's rows see. `all` has this tile's scores, if
+     * BEGINS_EARLY is true: begin() has computed them. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)
@@ -604,8 +607,8 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
-    /* Return the first tile of keys that some row of the block, or of this warpgroup, sees. Both are computed at each
-     * use, to save registers. */
+    /* Return the first tile of keys that some row of the block (first_of_block) or of this warpgroup (first_visible)
+     * sees. Each is computed at each use, to save registers. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
@@ -623,8 +626,8 @@ template <typename T, class X> struct attention {
     }
 
     /* Adds P V to O for the tiles of keys that this warpgroup's rows see, except the tile that is computed last. `P`
-     * gets P of that tile, and the caller must add its P V. With BEGINS_EARLY, `begun` has the scores of the tile that
-     * is computed first. */
+     * gets P of that last tile, and the caller must add its P V. `begun` has the scores of the tile that is computed
+     * first, if BEGINS_EARLY is true. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -655,7 +658,7 @@ template <typename T, class X> struct attention {
             me.await_turn();
             multiply<T, BN, X::D / 16>(S, operand.Q, K());
             me.await_V();
-            /* adds P V of the tile that was computed before tile j */
+            /* this product adds P V of the tile that was computed before tile j */
             multiply_add<T, DV, BN / 16>(O, P, V());
             me.next_turn();
             look_at_pairs(values, t, seen, j);
@@ -693,8 +696,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Returns whether row i sees keys. The row's largest score is -inf, so if it sees keys, all its q.k are below the
-     * range of float32. */
+    /* Returns whether row i, whose largest score is -inf, sees keys. All its q.k are then below the range of float32.
+     * Returns false if FlashMask, keep_mask or a bias may be the reason for -inf. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -706,7 +709,7 @@ template <typename T, class X> struct attention {
         return max(query + band.lo, 0) < min(query + band.hi, band.Sk);
     }
 
-    /* Does the work of end_softmax() for shapes in which a bias may make scores huge (see exact_reference). */
+    /* Does the same as end_softmax(), for shapes in which a bias may make scores huge (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -778,8 +781,8 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores the sums of a split (a part of the keys). If this block computes all splits of its rows, the results are
-     * stored after the last split instead. */
+    /* Stores the sums of a split (a part of the keys). If this block computes all splits of its rows, it first adds the
+     * sums of earlier splits, and after the last split it stores the results. */
     DEVICE void finish(float (&O)[DV / 2], split_end end, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -848,7 +851,7 @@ template <typename T, class X> struct attention {
 
     DEVICE void compute_all()
     {
-        float S[BN / 2]; /* with BEGINS_EARLY: the scores of the first tile of keys of the next work tile */
+        float S[BN / 2]; /* the scores of the first tile of keys of the next work tile, if BEGINS_EARLY is true */
         next_work work = take();
         if (!pass_unseen(work)) return;
         if (X::BEGINS_EARLY) begin(S, work);

@@ -43,8 +43,8 @@ DEVICE void prefetch_maps(const kv_maps &maps)
     prefetch_tensormap(&maps.V);
 }
 
-/* Lets the GPU start the stream's next kernel, and waits for the previous one. All threads must call this after one of
- * them has initialised the barriers. */
+/* Lets the GPU start the stream's next kernel early, and waits until the previous kernel has ended. All threads must
+ * call this after one of them has initialised the barriers. */
 DEVICE void begin_block()
 {
     __syncthreads();
@@ -64,7 +64,7 @@ template <class SM> DEVICE void announce_work(SM &sm)
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* without this, a slow lane could miss a phase of the mbarrier at the next call */
+    __syncwarp(); /* without this barrier, a slow lane could miss a phase of the mbarrier at the next call */
     at.next();
 }
 
@@ -104,8 +104,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* Waits for the next work tile x and this consumer's part y, and calls read(x, y). If read() returns false, the
-     * caller must call release_work() later. */
+    /* Waits for the next work tile x, and calls read(x, y), where y is what this consumer computes of x. If read()
+     * returns false, the caller must call release_work() later. */
     template <class F> DEVICE void take(F read)
     {
         await_full(sm.bars.work, at);
@@ -119,7 +119,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
-    /* Waits for Q, but does not advance in the ring of buffers; await_Q() must be called later. */
+    /* Waits for Q without moving on in the ring of buffers; await_Q() must be called later. */
     DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
@@ -137,8 +137,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (last) release_Q();
         k.next();
     }
-    /* Releases K, and also Q if `last`. With LATE, the caller itself releases K later, and then moves on in the ring of
-     * buffers. */
+    /* Releases the buffer of K, and also Q if `last`. With LATE, this function does not release K: the caller does so
+     * later, and then moves on in the ring of buffers. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -188,9 +188,10 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
 };
 
-/* Calls step(j, MASKED, BY_BITS) for tile j, tile below(j) and so on, down to tile `first`. MASKED and BY_BITS are
- * types that hold a bool, so that each combination has its own loop. MASKED: some keys may be hidden; with FREE_LOOP it
- * is false below tile `free`. BY_BITS: high() has returned true; only with HIGH_LOOP. */
+/* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j) and so on, down to tile `first`. MASKED and BY_BITS
+ * are types that hold a bool, so that each combination is compiled as a loop of its own. MASKED: some keys may be
+ * hidden; false for tiles below tile `free` if FREE_LOOP is true. BY_BITS: high() has returned true; always false
+ * unless HIGH_LOOP is true. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

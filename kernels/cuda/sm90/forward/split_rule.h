@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/common/kernels.h"
 
-/* What the rule knows about a kernel's work tiles. */
+/* What the split rule needs to know of a kernel's work tiles. */
 struct split_tile {
     int BM, BN; /* rows and keys of a tile */
     int least;  /* the least number of keys that a split may have */
@@ -22,8 +22,7 @@ struct split_rule {
      * per query. */
     int most_queries, least_keys;
     int BM, BN, least, most; /* members of split_tile */
-    int queries; /* number of queries of the whole problem, if only a part of the problem is computed; 0: all of it is
-                  * computed */
+    int queries;             /* number of queries of the whole problem if only a part of it is computed, otherwise 0 */
     /* the largest number of keys that the rows of a work tile see together; FAR if there is no limit on the left or on
      * the right */
     int window;
@@ -32,7 +31,7 @@ struct split_rule {
     int shift, per_tile;
 };
 
-/* The rule for problems without splits: it splits no sequence that has queries. */
+/* The rule for problems without splits (parts of the keys): it splits no sequence that has queries. */
 const split_rule NO_SPLITS = { 0, 0, 1, 1, 1, 1, 0, 0, 0, 0 };
 
 ATTN_HD bool has_splits(const split_rule &r, int Sq, int Sk)
@@ -61,8 +60,8 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
     return ((seen < all ? seen : all) + count - 1) / count;
 }
 
-/* Whether the keys of all sequences of a problem are split, of none, or of some. Some: their lengths are in device
- * memory, so only the kernels know which sequences are split. */
+/* Of which sequences of a problem the keys are split: none, some or all. With SPLITS_SOME, the sequences' lengths are
+ * in device memory, so only the kernels know which sequences are split. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 
 /* The functions of forward_split.cu, which computes problems without options whose head sizes are at most 256: the rule

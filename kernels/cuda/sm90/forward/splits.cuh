@@ -22,7 +22,7 @@ struct split_end {
 
 /* ---- Work tiles -------------------------------------------------------------------------------------------------- */
 
-/* Returns the rows of work tile t, all keys that they see, and the number of splits (parts) of these keys. */
+/* Returns work tile t with all keys that its rows see, and the number of splits (parts) of these keys. */
 template <int BM, int BN> DEVICE work_tile split_rows_of(const split_plan &p, int t)
 {
     work_tile x = work_tile_of<BM, BN, true>(p, t, p.shift);
@@ -42,7 +42,7 @@ template <int BM, int BN> DEVICE work_tile split_tile_of(const split_plan &p, in
     return x;
 }
 
-/* Calls give(x) for each split of work tile x that this block computes. */
+/* Calls give() for each split (part of the keys) of work tile x that this block computes. */
 template <class F> DEVICE void for_splits(const split_plan &p, work_tile x, F give)
 {
     const int last = x.last;
@@ -56,8 +56,8 @@ template <class F> DEVICE void for_splits(const split_plan &p, work_tile x, F gi
 
 /* ---- Adding up the results of splits (parts of the keys) --------------------------------------------------------- */
 
-/* Combines two partial results of a row. Each operation is an intrinsic, so that the two kernels that combine results
- * get the same bits. */
+/* Combines two partial results of a row. Each operation is an intrinsic, so that the compiler cannot fuse it with
+ * others: the two kernels that combine results must get the same bits. */
 struct fold {
     float top, keep, add;
     DEVICE fold(float before, float next)
@@ -109,7 +109,7 @@ template <int DV> struct split_sums {
 
 template <int N> DEVICE bool is_finite(const float (&O)[N])
 {
-    float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN if a number is not finite; four independent sums hide latency */
+    float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN if a number of O is not finite; four independent sums hide latency */
 #pragma unroll
     for (int i = 0; i < N; i++) zero[i % 4] = fmaf(O[i], 0, zero[i % 4]);
     return zero[0] + zero[1] + zero[2] + zero[3] == 0;
@@ -274,7 +274,8 @@ __global__ void __launch_bounds__(COLUMNS)
 
 /* ---- Functions of the host: the rule ----------------------------------------------------------------------------- */
 
-/* Returns the rule by which the keys of a problem are split, if it is computed by work tiles of this kind. */
+/* Returns the rule by which the keys of a problem are split. `tile`: the work tiles of the kernel that computes the
+ * problem. */
 split_rule split_rule_of(const attn_plan *plan, const split_tile &tile)
 {
     const attn_geometry &g = plan->geometry;
@@ -306,8 +307,8 @@ split_part split_part_of(const split_rule &r, const attn_geometry &g)
 
 /* ---- Functions of the host: work tiles and scratch memory -------------------------------------------------------- */
 
-/* Return the number of tiles of rows per head, and the number of heads, where 2^shift query heads of a group count as
- * one. */
+/* Return the number of tiles of rows per head, and the number of heads. 2^shift query heads of a group count as one
+ * head, because their rows share work tiles. */
 int64_t tiles_per_head(const split_rule &r, const attn_dims &d)
 {
     return d.packed ? (d.total_q << r.shift) / r.BM + d.B : attn_tiles(d.Sq << r.shift, r.BM);
@@ -317,23 +318,23 @@ int64_t heads_of(const split_rule &r, const attn_dims &d)
     return extent_of(d).B * (d.H >> r.shift);
 }
 
-/* A problem's work tiles, and where the parts of the scratch memory begin, in bytes. The first part is plan::before and
+/* A problem's work tiles, and the offsets in bytes of what the scratch memory holds. It begins with plan::before and
  * plan::nonfinite. */
 struct split_layout {
     int64_t per_head, heads;
-    int64_t tiles; /* work tiles, without regard to column_blocks */
+    int64_t tiles; /* number of work tiles if each one had all columns of out */
     int most, column_blocks;
     bool in_turn;
     int64_t slots, of_row, sums, bytes;
 };
 
-/* With at most MANY splits and MOST_TILES tiles of rows per multiprocessor, each split is a work tile. The sums of MANY
- * splits per multiprocessor fit into the L2 cache. */
+/* Limits per multiprocessor up to which each split is a work tile: MANY splits, and MOST_TILES tiles of rows. The sums
+ * of MANY splits per multiprocessor fit into the L2 cache. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
-/* Returns whether a work tile computes all splits (parts of the keys) of its rows, which does not change the results'
- * bits. `count`: the largest number of splits. */
+/* Returns whether a work tile computes all splits (parts of the keys) of its rows, one after the other. The results
+ * have the same bits either way. `count`: the largest number of splits. */
 bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int64_t count)
 {
     /* The host does not know the lengths of packed sequences. If work tiles were planned for the largest possible
@@ -343,8 +344,8 @@ bool runs_in_turn(const cuda_chip *chip, const attn_dims &d, int64_t tiles, int6
     return tiles * 2 > fill && ((double)tiles > MOST_TILES * (double)fill || tiles * count > MANY * fill);
 }
 
-/* Places the sums of x.slots work tiles of `rows` rows and `columns` columns. split_plan::of_row has 64 float4 for each
- * warp, because sm90/wide has two places per warp. */
+/* Sets where the sums of x.slots work tiles of `rows` rows and `columns` columns lie. split_plan::of_row has 64 float4
+ * for each warp, because sm90/wide needs twice 32 per warp. */
 void place_sums(split_layout &x, int rows, int columns)
 {
     const int64_t warps = rows / 16;
@@ -353,9 +354,9 @@ void place_sums(split_layout &x, int rows, int columns)
     x.bytes = x.sums + x.slots * rows * columns * (int64_t)sizeof(float);
 }
 
-/* Divides a problem into work tiles, and plans the memory for the sums of splits. At least one sequence must have
- * splits (parts of its keys). A work tile has `columns` columns of out, and column_blocks work tiles have all
- * columns. */
+/* Divides a problem into work tiles, and plans the memory for the sums of splits (parts of the keys). At least one
+ * sequence must have splits. A work tile computes `columns` columns of out, and column_blocks work tiles together
+ * compute all columns. */
 split_layout split_layout_of(const cuda_chip *chip, const split_rule &r, const attn_dims &d, int columns,
                              int column_blocks)
 {
@@ -389,7 +390,8 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan, const split
     return (size_t)attn_max64(bytes, x.bytes);
 }
 
-/* Makes the parts of the plan that differ if keys are split. `memory`: scratch memory of y.bytes bytes. */
+/* Sets the members of the plan p that have other values if keys are split. `memory`: scratch memory of y.bytes
+ * bytes. */
 void make_split_plan(const split_rule &r, const split_layout &y, char *memory, split_plan &p)
 {
     (tile_order &)p.order = tile_order_of(y.per_head, y.heads, 0, false);
@@ -404,7 +406,8 @@ void make_split_plan(const split_rule &r, const split_layout &y, char *memory, s
     p.out_scale = 1, p.huge_scores = false;
 }
 
-/* Returns the tensor map's view of Q where keys are split. Its rows are heads, and its heads are queries. */
+/* Returns the view of Q for its tensor map if keys are split. The view swaps two axes: its rows are the heads of Q, and
+ * its heads are the queries. */
 tma_tensor queries_by_head(const attn_geometry &g)
 {
     const extent e = extent_of(g.dims);

@@ -19,7 +19,7 @@
 
 /* numbers of keys and of channels in a unit, which a warp transposes at a time */
 enum { KEYS = 128, CHANNELS_V = 64 };
-/* number of warps of a block that transpose, and the first of these warps */
+/* number of warps of a block that only transpose V, and the first of these warps */
 enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
 /* Whether a unit of V^T (128 keys by 64 channels) is ready. 0: no. THERE: yes. THERE_NONFINITE: yes, with zeros in
  * place of NaN. */
@@ -29,8 +29,8 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* strides of V in bytes; sweep: distance in bytes from the rows that a warp loads at a time to those that it loads
-     * next */
+    /* Strides of V in bytes. sweep: a warp loads several rows of V at a time; the rows that it loads next are `sweep`
+     * bytes further on. */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -41,8 +41,8 @@ struct transpose_plan {
      * of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order;
-    /* Whether each consumer warp transposes 128 keys by 64 channels before its other work (help_to_transpose()). It
-     * does so if the transposing warps alone would be too slow. */
+    /* Whether each consumer warp transposes 128 keys by 64 channels before its other work (help_to_transpose()). This
+     * is so if the two transposing warps of each block would be too slow alone. */
     bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
@@ -55,8 +55,8 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units of V^T: what a warp transposes at a time -------------------------------------------------------------- */
 
-/* A unit of V^T (at most 128 keys by 64 channels): where it begins in V and in V^T, the index of its mark, and its
- * numbers of keys and channels. keys = 0: no unit is left. */
+/* A unit of V^T (at most 128 keys by 64 channels): where it begins in V and in V^T, and the index of its mark. keys and
+ * channels: how many keys and channels V has from the beginning of the unit on; keys = 0: no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
@@ -101,8 +101,9 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout in shared memory of what a warp transposes in one step: LINES keys with CELLS cells (16 channels of one key)
- * each. The 8 rows that ldmatrix reads for one matrix lie in different banks. */
+/* Layout in shared memory of the elements of V that a warp transposes in one step: LINES keys with CELLS cells (16
+ * channels of one key) each. ldmatrix reads without bank conflicts, because the 8 rows of a matrix lie in different
+ * banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -166,7 +167,7 @@ template <int STEPS, class MEMORY> struct transposer {
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    opaque(v), opaque(w); /* otherwise the compiler would keep eight sums in registers */
+                    opaque(v), opaque(w); /* otherwise the compiler would keep the sums in registers */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }
@@ -238,8 +239,8 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Functions for warps that read V^T --------------------------------------------------------------------------- */
 
-/* Waits until V^T of a key/value head is ready from block of keys number `wanted` to the last block. Returns the first
- * block from which on all blocks are ready. `ready` is the result of the previous call. All lanes of the warp must call
+/* Waits until V^T of a key/value head is ready in the blocks of keys `wanted` to `ready` - 1. Returns the number of the
+ * first of these blocks from which on all are ready, which is `ready` of the next call. All lanes of the warp must call
  * this. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {

@@ -36,14 +36,14 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Computing the factors of O, and lse, from the sums of rows -------------------------------------------------- */
 
-/* Results of end_rows() for the thread's two rows. `factor`: what the row of O must be multiplied by. `top`: the
- * exponentials in the row's sum l were divided by 2^top. */
+/* Results of end_rows() for the thread's two rows. `factor`: the row of O must be multiplied by it. `top`: the row's
+ * exponentials were divided by 2^top before they were added to l. */
 struct row_ends {
     float factor[2], top[2];
 };
 
 /* Adds the sink to the sum l of each row, and computes v_scale / l, the factor of each row of O. x.l must be this
- * lane's part of each sum or, with WHOLE, the whole sum. */
+ * lane's part of each row's sum (the function adds the parts of four lanes) or, with WHOLE, the whole sum. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -268,7 +268,7 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* For each n below `flags` with flag(n) != 0, one warp calls repair(n, flag(n)) with all its lanes. */
+/* For each n below `flags` with flag(n) != 0, one warp of the grid calls repair(n, flag(n)) with all its lanes. */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

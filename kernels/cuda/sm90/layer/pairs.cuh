@@ -17,9 +17,9 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* The choice of a row's reference (see softmax.cuh) where a bias may make scores huge, such as -3.4e38. Scores are
- * converted to base 2 unless the reference is huge. With a huge reference, P is 1 for the largest score and 0 for all
- * others, in any base. */
+/* The choice of a row's reference (the number that is subtracted from its scores before exp2) where a bias may make
+ * scores huge, such as -3.4e38. Scores are converted to base 2 unless the reference is huge. With a huge reference, P
+ * is 1 for the largest score and 0 for all others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -29,7 +29,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts a row's largest score to base 2, as in_base_2() does. The score is m * unit. */
+/* end_rows() gets this in place of a reference (see softmax.cuh). base() converts a row's largest score, which is m *
+ * unit, to base 2, as in_base_2() does. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -84,8 +85,8 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns keep_mask's bits of this lane's columns, for row i and a tile of keys. The lane has two of the columns 8 n to
- * 8 n + 7: bit 2 n + lane % 4 / 2 of x is for the left one, and the same bit of y for the right one. */
+/* Returns keep_mask's bits of this lane's columns, for row i and a tile of keys. Of the columns 8 n to 8 n + 7 the lane
+ * has two neighbours: bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same bit of y to the right one. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -241,8 +242,8 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 
 namespace {
 
-/* Converts a keep_mask to bits, ordered by key. Eight rows of bytes (0 or 1) are added, row n shifted left by n bits;
- * each byte of the sum then has the eight bits of one key. */
+/* Converts a keep_mask to bits, ordered by key. The mask's bytes (0 or 1) of eight rows are added after row n is
+ * shifted left by n bits, so that each byte of the sum has the eight bits of one key. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {
@@ -379,12 +380,12 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Which pairs dropout keeps ----------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    /* a pair is kept if a word whose upper half is the pair's 16 random bits exceeds this number */
+    /* a pair is kept if its word exceeds this number; the upper half of the word is the pair's 16 random bits */
     uint32_t most;
     float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* two key words for each of the 10 rounds of Philox4x32-10 */
-    int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator's counter */
+    int64_t first, batch; /* number of head h of batch row b in the random generator's counter: first + b * batch + h */
 };
 
 static inline pair_dropout pair_dropout_of(const cuda_args &a)

@@ -19,8 +19,8 @@ template <int STAGES> struct barrier_pairs {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* Initialises the barriers of a ring. A stage is free again after `readers` arrivals. One thread calls this;
- * fence_mbarrier_init() and a barrier of the whole block must follow. */
+/* Initialises the barriers of a ring. A stage (buffer) is free again when `readers` threads have arrived at its barrier
+ * `empty`. One thread calls this; fence_mbarrier_init() and a barrier of the whole block must follow. */
 template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int readers)
 {
     for (int s = 0; s < STAGES; s++) {
@@ -59,8 +59,8 @@ template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
 }
 
-/* Waits until the stage is free, and starts to load a tile into it. The bytes count towards the stage's barrier `full`,
- * or towards `other` if it is given. */
+/* Waits until the stage (buffer) at this position is free, and starts to load a tile into it. The tile's bytes count
+ * towards the stage's barrier `full`, or towards `other` if it is given. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
                        const tma_place &from, uint64_t *other = nullptr)
@@ -74,7 +74,8 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
 /* Numbers of named barriers. Each is the first of a set that has one barrier per consumer warpgroup. */
 enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 
-/* The position of a thread in a block with C consumer warpgroups, and the barriers of its warpgroup. */
+/* The position of a thread in its block, which has C consumer warpgroups, and the barriers of the thread's
+ * warpgroup. */
 template <int C> struct consumer {
     int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number in the warpgroup */
     bool leader;       /* whether this thread arrives at barriers for its whole warpgroup */
@@ -103,8 +104,8 @@ template <int C> struct consumer {
     }
 
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
-    /* Does the same as meet(), and returns whether x is true in all threads of the warpgroup. The vote tells ptxas that
-     * all lanes get the same result. */
+    /* Makes the warpgroup's threads wait for each other, and returns whether x is true in all of them. The vote tells
+     * ptxas that all lanes get the same result. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const
@@ -116,8 +117,8 @@ template <int C> struct consumer {
         release(pairs.empty[at.stage]);
     }
 
-    /* Releases a stage that no product of this warpgroup reads. The warps meet first, so that none still waits for the
-     * stage. */
+    /* Releases a stage (buffer) of a ring that no product of this warpgroup reads. The warps meet first, so that none
+     * still waits for the stage. */
     template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
     {
         await_full(pairs, at);

@@ -58,7 +58,8 @@ template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n
 
 /* ---- Tensor-core products (wgmma) -------------------------------------------------------------------------------- */
 
-/* Starts the product d[64 x N] = A B, in STEPS steps along k. With add == 1 the product is added to d. */
+/* Starts the product d[64 x N] = A B, in STEPS steps along k, with operands in shared memory. With add == 1 the product
+ * is added to d. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b, int add = 0)
 {
@@ -68,7 +69,7 @@ DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b, int add = 0)
     wgmma_commit();
 }
 
-/* Starts the product d[64 x N] = A B, in STEPS steps along k. B is MN-major. */
+/* Starts the product d[64 x N] = A B, in STEPS steps along k, with operands in shared memory. B is MN-major. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
 {

@@ -280,7 +280,7 @@ DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
 }
 
 /* Must be called before the first wgmma of a batch (the products of one commit) if other instructions have changed
- * registers that the batch uses. */
+ * registers that the batch uses. Otherwise wgmma might not see these changes. */
 DEVICE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -330,8 +330,8 @@ DEVICE uint32_t kept(uint32_t x)
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
 }
 
-/* Returns x, but hides from the compiler that the result equals x, so that it cannot reuse what it has computed from x.
- * The opposite of kept(). */
+/* Returns x, but hides from the compiler that the result equals x. The compiler must then compute again what depends on
+ * the result, and keeps no values computed from x. */
 DEVICE uint32_t opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));

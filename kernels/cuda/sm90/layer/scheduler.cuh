@@ -11,7 +11,7 @@
 const int FAR = 1 << 29;           /* Lengths of sequences are below FAR, so a window of FAR keys hides no key. */
 const int64_t L2_SHARE = 32 << 20; /* bytes of the L2 cache (50 or 60 MB) that K and V may take */
 const int LEAST_BM = 128;          /* the smallest number of queries in a work tile of any shape */
-const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */
+const int LAST_TILES = 264; /* short work tiles (with few keys) at the end of an ending_order: two per multiprocessor */
 
 /* ---- The order of work tiles ------------------------------------------------------------------------------------- */
 
@@ -23,8 +23,8 @@ struct tile_order {
     int first, end; /* this launch computes work tiles `first` to `end` - 1 */
 };
 
-/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: work tiles take different times.
- * share: the most bytes of K and V of a section (heads whose work tiles are ordered together). */
+/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: some work tiles take longer than
+ * others. share: the most bytes of K and V of a section (a group of heads whose work tiles are claimed together). */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -58,15 +58,15 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with the short work tiles (few keys) of several heads: heads `last_heads` and above, each with
- * `short_tiles` such work tiles. */
+/* A tile_order that ends with short work tiles, which have few keys. These are the `short_tiles` shortest work tiles of
+ * each of the heads `last_heads` and above. */
 struct ending_order : tile_order {
     int last_heads;
     int short_tiles;
 };
 
-/* Plans an ending_order that ends with about at_end short work tiles. short_tiles: number of short work tiles of a
- * head, or 0 if all work tiles take the same time. */
+/* Plans an ending_order that ends with about at_end short work tiles (with few keys). short_tiles: number of short work
+ * tiles of a head, or 0 if all work tiles take the same time. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -110,8 +110,8 @@ static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_
                            share);
 }
 
-/* first_tile() returns the block's first work tile. claim_tile() returns the next one to all lanes of the warp; the
- * lane whose `scheduler` is true claims it from the counter. */
+/* first_tile() returns the number of the block's first work tile, which needs no claim. claim_tile() returns the number
+ * of the next one to all lanes of the warp; the lane whose `scheduler` is true claims it from the counter. */
 DEVICE int first_tile(const tile_order &x)
 {
     return x.first + (int)blockIdx.x;
@@ -148,16 +148,17 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
     return { first, hi > lo ? (hi + BN - 1) / BN : first };
 }
 
-/* The part of a work tile that one consumer computes. Its rows see all keys of tiles [free_first, free_last), and no
- * key of tile last_visible or of later ones. few_keys: they see only the first FEW keys of tile last_visible - 1. A
- * consumer without rows or tiles has last_visible = `first`, the work tile's first tile of keys. */
+/* The part of a work tile that one consumer computes. Its 64 rows see all keys of tiles [free_first, free_last), and no
+ * key of tile last_visible or of later tiles. few_keys: the rows see only the first FEW keys of tile last_visible - 1,
+ * the last tile that they see. If the consumer has no rows or the work tile has no keys, last_visible is the work
+ * tile's first tile of keys. */
 struct __align__(16) warpgroup_tile
 {
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns what the consumer whose rows begin at row0 computes. Sq: number of rows. Row r belongs to query r >>
- * shift. */
+/* Returns the keys that a consumer computes, whose 64 rows begin at row0. Sq: number of rows of the sequence. Row r
+ * belongs to query r >> shift. FEW: see warpgroup_tile::few_keys. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last, int shift = 0)
 {

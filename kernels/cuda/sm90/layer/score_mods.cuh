@@ -31,7 +31,8 @@ DEVICE float input_scale(const input_scales &x, int n, int b, int hk)
     return x.data[n] ? x.data[n][b * x.batch[n] + hk * x.head[n]] : 1;
 }
 
-/* The smallest factor of scores. It is above 0, because 0 times a score of -inf would be NaN. */
+/* The smallest factor by which the softmax multiplies scores. It is above 0, because 0 times a score of -inf would be
+ * NaN. */
 const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
@@ -69,7 +70,7 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 }
 
 struct head_mods {
-    float cap, slope; /* the factor inside softcap, and ALiBi's slope, for products q.k before they are scaled */
+    float cap, slope; /* score_mods::cap and ALiBi's slope of this head, for products q.k before they are scaled */
     float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 
@@ -130,8 +131,8 @@ DEVICE float tanh_near_0(const near_tanh &by, float s)
     return s * fmaf(fmaf(fmaf(by.a[3], y, by.a[2]), y, by.a[1]), y, by.a[0]);
 }
 
-/* Applies softcap and ALiBi to the scores of rows i0 and i0 + 8 with the keys from j0 on. Of the work tile x, the
- * members Sq and Sk are read. between() is called between softcap and ALiBi. */
+/* Applies softcap and ALiBi to the scores of rows i0 and i0 + 8 with the keys from j0 on. Of the work tile x, only the
+ * members Sq and Sk are read. The caller's between() is called after softcap and before ALiBi. */
 template <int N, class WORK, class F>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
                           int j0, int lane, F between)

@@ -16,8 +16,8 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* A policy: a row's reference moves only when the row's maximum exceeds it by more than slack, which is rare. slack is
- * 8 in base 2, so P is at most 2^8. */
+/* A choice of the reference (the number that is subtracted from a row's scores before exp2): it moves only when the
+ * row's maximum exceeds it by more than slack, which is rare. slack is 8 in base 2, so P is at most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
@@ -27,12 +27,13 @@ struct lazy_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* A policy: a row's reference always equals the row's maximum. The largest P of a row is 2^SHIFT. */
+/* A choice of the reference (the number that is subtracted from a row's scores before exp2): it always equals the row's
+ * maximum. The largest P of a row is 2^SHIFT. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
     DEVICE float least(float m) const { return m; }
-    /* an explicit fused multiply-add rounds in the same way wherever this function is compiled */
+    /* an explicit fused multiply-add, so that base() rounds in the same way wherever it is compiled */
     DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); }
     DEVICE float factor(float) const { return c; }
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
@@ -45,18 +46,19 @@ struct softmax {
 };
 
 /* Returns whether largest_by_bits(), which compares scores as integers, may find the next maxima of the thread's two
- * rows. It may if, in both rows, only a score above a number >= 0 changes the reference. The result never changes from
- * true to false. */
+ * rows. It finds a maximum correctly only if it is >= 0. Each row's reference must therefore be so high that no
+ * negative score can change it. The result never changes from true to false. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
-/* Turns S into P. `rescale` gets the factors for the rows of O, which are exactly 1 where the reference stays.
- * midway(sum) is called when a row's maximum and a quarter of its exponentials are known. `sum` is >= 0 or NaN and
- * depends on them, so that ptxas cannot move code that uses `sum` to an earlier place. IN_TURN = 1: the second row's
- * maximum depends on the first row's, so that ptxas schedules it during the first row's exponentials. IN_TURN = 2: it
- * also depends on the first of these exponentials. BY_BITS: is_high() is true for all rows. */
+/* Turns scores S into probabilities P. `rescale` gets the factors for the rows of O; a factor is exactly 1 if the
+ * reference stays. midway(sum) is called when a row's maximum and a quarter of its exponentials are known. `sum` is >=
+ * 0 or NaN and depends on these exponentials, so that ptxas cannot move code that uses `sum` to an earlier place.
+ * IN_TURN = 1: the second row's maximum depends on the first row's maximum, so that ptxas searches for it during the
+ * first row's exponentials. IN_TURN = 2: it also depends on the first of these exponentials. BY_BITS: is_high() is true
+ * for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -114,10 +116,10 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
-/* Turns S into P like softmax_step(), but O can be rescaled meanwhile: midway(sum) is called when both rows' maxima and
- * one exponential are known. `sum` is >= 0 or NaN and depends on both maxima. CHAINS: number of chains of operations (1
- * or 2) that find the second row's maximum. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() is true for all
- * rows. SUMS: the sums are wanted. */
+/* Turns S into P like softmax_step(), but calls midway() earlier, so that O can be rescaled among the exponentials:
+ * midway(sum) is called when both rows' maxima and one exponential are known. `sum` is >= 0 or NaN and depends on both
+ * maxima. CHAINS: number of chains of operations (1 or 2) that find the second row's maximum. HIDDEN: a row may have
+ * seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums of P are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -132,8 +134,8 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        /* The second row's maximum begins with a number that depends on an exponential of the first row, but changes no
-         * result. ptxas therefore finds this maximum beside the first row's exponentials. */
+        /* The search for the second row's maximum begins with a number that depends on an exponential of the first row,
+         * but does not change the maximum. ptxas therefore searches while the first row's exponentials are computed. */
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));

@@ -107,8 +107,9 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
         tma_load_4d(to + c * PITCH * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }
 
-/* Stores a tile to the tensor, without rows and columns outside the tensor. The store joins the thread's bulk group.
- * After ordinary writes to shared memory, fence_proxy_async_shared() must come first. */
+/* Stores a tile to the tensor, without rows and columns outside the tensor. The store belongs to the thread's bulk
+ * group (see bulk_wait()). If ordinary instructions wrote the tile to shared memory, fence_proxy_async_shared() must be
+ * called before. */
 template <int ROWS, int CHUNKS, int COLUMNS>
 DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
 {

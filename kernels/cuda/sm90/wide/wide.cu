@@ -7,7 +7,7 @@ namespace {
 typedef cudaError_t launch_function(const forward_job &);
 
 struct shape_row {
-    int D, Dv, columns; /* columns: those of `out` that a work tile computes */
+    int D, Dv, columns; /* columns: how many columns of `out` a work tile computes */
     /* first index: 1 with softcap, ALiBi or FlashMask; second index: 0 for bfloat16, 1 for float16 */
     launch_function *launch[2][2];
 };
@@ -24,7 +24,8 @@ template <int DC, int DVC, bool SPLITS> constexpr shape_row row(int column_block
 
 enum { MOST_COLUMN_BLOCKS = 2 };
 
-/* A problem takes the first row whose head sizes suffice. Sequences whose keys are split take a row of split_shapes. */
+/* A problem takes the first row of `shapes` that has at least its head sizes. Sequences whose keys are split take a row
+ * of split_shapes. */
 /* clang-format off */
 const shape_row shapes[] = {
     /* row<A, B, SPLITS>(C). A: number of boxes (64 columns) of q and k. B: number of boxes of `out` that a work tile
@@ -51,16 +52,17 @@ const shape_row &shape_of(const attn_dims &d, bool splits)
     return *x;
 }
 
-/* Returns the rule by which keys are split. With four key/value heads, 33 work tiles of each fill the 132
- * multiprocessors of an H100. */
+/* Returns the rule by which keys are split. It gives a key/value head at most 33 work tiles, because four key/value
+ * heads then fill the 132 multiprocessors of an H100. */
 split_rule splits_of(const attn_plan *plan)
 {
     const attn_problem *const p = plan->problem;
-    /* ALiBi and FlashMask may differ from head to head */
+    /* with ALiBi or FlashMask a work tile has rows of one head, because these may differ from head to head */
     return split_rule_of(plan, { BM, BN, 512, 33, !p->alibi_slopes.rank && !p->mask_startend_rows.rank });
 }
 
-/* Where each part of the workspace begins, in bytes. First come the warps' flags for rows that must be recomputed. */
+/* Offsets in bytes of what the workspace holds. At its beginning are the flags that warps set for rows that must be
+ * recomputed. */
 struct wide_layout {
     int64_t extremes, bytes;
 };

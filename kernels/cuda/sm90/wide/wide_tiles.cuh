@@ -56,10 +56,11 @@ template <int DC_, int DVC_, bool SCORE_MODS_, bool SPLITS_> struct wide_shape {
     static const int TURN_BOX = 3;
 };
 
-/* What a thread of a consumer passes to the same thread of the other one. */
+/* What a thread of one consumer passes to the thread with the same number in the other consumer, for each tile of
+ * keys. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* for the thread's two rows: references (x, y), which were subtracted from scores, and rescale
+    float4 rows[128]; /* of the thread's two rows: references, which were subtracted from scores (x, y), and rescale
                        * factors (z, w) */
 };
 
@@ -108,10 +109,12 @@ struct wide_maps {
     CUtensorMap Q, K, V;
 };
 
-/* The plan of a run. Each tile of queries has `column_blocks` work tiles, which compute different columns of `out`. */
+/* The parameters of the kernel. Each tile of queries has `column_blocks` work tiles, which compute different columns of
+ * `out`. */
 struct wide_plan : split_plan {
-    /* marks of rows that a later launch recomputes, and whether there are any (cuda_args::rows_later, rows_found);
-     * NULL: rows to recompute are flagged in plan::nonfinite instead */
+    /* marks: a byte for each row, set if a later launch must recompute the row. found: a byte, set if there is such a
+     * row. (They are cuda_args::rows_later and rows_found.) NULL: there is no later launch, and plan::nonfinite has
+     * flags of such rows. */
     uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
@@ -134,7 +137,7 @@ DEVICE void mark_row(const wide_plan &p, int shift, const work_tile &t, int i)
 }
 
 template <class X> struct key_walk {
-    const tile_bits *seen; /* NULL: all tiles are visible */
+    const tile_bits *seen; /* the list of visible tiles; NULL: all are visible */
     int first;
 
     DEVICE key_walk(const plan &p, shared<X> &sm, int slot, int first_)
@@ -151,8 +154,8 @@ template <class X> struct key_walk {
 
 /* ---- The warps that load tiles and hand out work (producer) ------------------------------------------------------ */
 
-/* The warp that hands out work tiles. It claims the next one when the present one's last keys begin to be loaded; if it
- * did so earlier, it would take work from blocks that are free sooner. */
+/* The warp that hands out work tiles. It claims the next work tile when the last keys of the present one begin to be
+ * loaded. If it claimed earlier, it would take work from blocks that are free sooner. */
 template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -357,8 +360,8 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Computes the scores of the next tile of keys while the previous product O += P V still runs, and then releases
-     * that product's V. */
+    /* Computes the scores of the next tile of keys. Meanwhile the previous product O += P V may still run; its V is
+     * released when it is complete. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
@@ -498,7 +501,8 @@ template <typename T, class X, int W> struct wide_consumer {
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
         if (j1 < 0) {
-            /* all warps must have read Q before it is released; a product would have made them wait for each other */
+            /* All warps must have read Q (keep_queries()) before it is released. Here no product makes the warps wait
+             * for each other, so they meet at a barrier. */
             meet();
             release_Q();
         } else {
@@ -509,8 +513,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (j3 < 0) release_Q();
                 take(P, rescale);
                 multiply_values<false>(O, P, rescale, t, j0);
-                /* P of this consumer's own tile j1. It has registers of its own, because a running product still reads
-                 * P of tile j0. */
+                /* P of this consumer's own tile j1. It needs registers besides P of tile j0, which a running product
+                 * still reads. */
                 uint32_t own[BN / 16][4];
                 exponentiate(own, S, rescale, t, walk, j1);
                 retire_values<0, false>(O);
@@ -527,8 +531,8 @@ template <typename T, class X, int W> struct wide_consumer {
         retire_values<0>(O);
     }
 
-    /* Returns whether row i sees keys. The row's largest score is -inf, so if it sees keys, all its q.k are below the
-     * range of float32. */
+    /* Returns whether row i, whose largest score is -inf, sees keys. All its q.k are then below the range of float32.
+     * Returns false if FlashMask may be the reason for -inf. */
     DEVICE bool has_lost_keys(const work_tile &t, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
@@ -537,13 +541,14 @@ template <typename T, class X, int W> struct wide_consumer {
         return max(query + band.lo, t.first * BN) < min(min(query + band.hi, band.Sk), t.last * BN);
     }
 
-    /* Tells the next kernel which rows tensor cores could not compute (sound[n] is false for the thread's row n). Each
-     * such row gets a mark; if `marks` is NULL, each warp with such a row sets a flag. */
+    /* Reports to a later kernel which rows tensor cores could not compute; sound[n] is false if row n of the thread's
+     * two rows is such a row. Each such row gets a mark. If `marks` is NULL, each warp with such a row sets its
+     * flag. */
     DEVICE void report(bool (&sound)[2], const work_tile &t, int number) const
     {
         const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);
         if (!p.marks) {
-            /* a work tile that computes several splits keeps the flag of an earlier one */
+            /* if a work tile computes several splits, the flag of an earlier split must stay set */
             const bool keeps = X::SPLITS && p.in_turn && t.split > 0;
             if (lane == 0 && (any || !keeps)) p.nonfinite[number * FLAGS + W * 4 + warp] = any;
         } else if (any) {
@@ -565,8 +570,8 @@ template <typename T, class X, int W> struct wide_consumer {
         x.l[1] = l[LEFT][thread].y + l[RIGHT][thread].y;
     }
 
-    /* Returns whether the scores, the sum and the numbers of O of row `half` of the thread's two rows are finite. zero:
-     * 0 if the numbers of O are finite, otherwise NaN. */
+    /* Returns whether tensor cores could compute row `half` of the thread's two rows: its sum and O are finite, and its
+     * scores are not huge. zero: 0 if the thread's numbers of O are finite, otherwise NaN. */
     DEVICE bool is_sound(const row_ends &ends, float zero, const work_tile &t, int half) const
     {
         return zero == 0 && x.l[half] - x.l[half] == 0 &&
@@ -574,8 +579,8 @@ template <typename T, class X, int W> struct wide_consumer {
                                                 : fabsf(ends.top[half]) < SCORE_MOST);
     }
 
-    /* Stores the sums of a split (a part of the keys). If this block computes all splits of its rows, the results are
-     * stored after the last split instead. */
+    /* Stores the sums of a split (a part of the keys). If this block computes all splits of its rows, it first adds the
+     * sums of earlier splits, and after the last split it stores the results. */
     DEVICE void finish_split(float (&boxes)[BOXES][32], const work_tile &t, int column0, int number)
     {
         float(&O)[BOXES * 32] = (float(&)[BOXES * 32]) boxes;
@@ -583,8 +588,8 @@ template <typename T, class X, int W> struct wide_consumer {
         float4 *const sums = p.sums + (((int64_t)slot * 4 + warp) * (X::DVC * 8) + first / 8) * 32 + lane,
                       *const rows = p.of_row + ((int64_t)slot * 4 + warp) * 64 + lane;
         const bool adds = p.in_turn && t.split > 0;
-        /* Splits use two places of `rows` in turn. In add_sums() the consumers wait for each other, so neither stores
-         * to a place that the other one still reads. */
+        /* The splits of a work tile use two places of `rows` by turns. The consumers wait for each other in add_sums()
+         * of each split, so neither stores to a place that the other consumer still reads. */
         add_sums();
         const row_ends ends = end_rows(x, p.reference, -CUDART_INF_F, 1);
         split_end end = { { ends.top[0], ends.top[1] }, { x.l[0], x.l[1] }, true };
@@ -729,8 +734,8 @@ __global__ void __launch_bounds__(128)
     });
 }
 
-/* Adds the results of splits (merge_splits()), and tells repair_wide() or a later launch which rows tensor cores could
- * not compute. */
+/* Adds the results of splits (parts of the keys), and reports to repair_wide() or to a later launch which rows tensor
+ * cores could not compute. */
 template <typename T, int DVC>
 __global__ void __launch_bounds__(DVC * 64) merge_wide(const __grid_constant__ wide_plan p)
 {
@@ -752,7 +757,7 @@ template <class X> int column_blocks_of(const attn_dims &d)
     return (int)attn_tiles(d.Dv, X::DVC * 64);
 }
 
-/* Launches the work tiles of the plan p, whose order is complete. */
+/* Launches the kernel wide_tiles for the plan p, whose order of work tiles is complete. */
 template <typename T, class X>
 cudaError_t launch_tiles(const forward_job &job, const tma_tensor &queries, int rows, int heads, wide_plan &p)
 {
@@ -813,7 +818,8 @@ template <typename T, class X> cudaError_t launch_splits(const forward_job &job)
     return code == cudaSuccess ? launch_repair<true>(job, rows, p) : code;
 }
 
-/* With X::SPLITS, launches the forward of the sequences whose keys are split, and otherwise of the others. */
+/* Launches the forward of the sequences whose keys are split if X::SPLITS is true, otherwise the forward of the other
+ * sequences. */
 template <typename T, class X> cudaError_t launch(const forward_job &job)
 {
     if constexpr (X::SPLITS) return launch_splits<T, X>(job);

@@ -27,11 +27,12 @@ enum { KEEP_KEYS = 128 };
 enum { HALF_TILE = ROWS * KEYS, TILE = 2 * HALF_TILE };
 enum { THREADS = 384, STAGES = 4 };
 /* Number of pieces of work whose descriptions shared memory holds. The producer is at most STAGES buffers ahead of the
- * slower consumer, and each piece takes at least one buffer. */
+ * slower consumer, and each piece takes at least one buffer, so no description is overwritten too early. */
 enum { WORKS = STAGES + 2 };
 
-/* A part of the problem: key/value heads `head` to head + heads - 1, counted over all batch rows, and of each of them
- * the row tiles (128 queries each) `row` to row + rows - 1. A part with only some row tiles of a head has one head. */
+/* A part of the problem: the row tiles (128 queries each) `row` to row + rows - 1 of each of the key/value heads `head`
+ * to head + heads - 1. Heads are counted over all batch rows. A part with only some row tiles of a head has one
+ * head. */
 struct kept_part {
     int head, heads, row, rows;
     bool first, last; /* whether this part contains the first, and the last, row tile of its heads */
@@ -39,9 +40,9 @@ struct kept_part {
 
 struct kept_plan {
     kept_part part;
-    uint16_t *kept;  /* P and dS of the part of the problem that is in memory; `width` times TILE elements for each row
+    uint16_t *kept;  /* P and dS of the part of the problem that is in memory: `width` times TILE elements for each row
                       * tile (128 queries) */
-    float *sums;     /* float32 sums of dK and dV, which one part of the problem leaves for the next */
+    float *sums;     /* float32 sums of dK and dV over the parts so far, if row tiles of a head are in several parts */
     int width;       /* the largest number of key tiles (256 keys each) that a row tile (128 queries) sees */
     int query_tiles; /* number of row tiles of a query head; in packed problems some row tiles have no rows */
     int key_blocks;  /* number of blocks of 128 keys of a key/value head; in packed problems some have no rows */
@@ -102,7 +103,8 @@ DEVICE row_tile row_tile_of(const cuda_args &a, const kept_plan &p, int head, in
     return x;
 }
 
-/* Returns which pairs of the row tile (128 queries) and the key tile (256 keys) FlashMask hides. */
+/* Returns whether FlashMask hides all, some or none of the pairs of the row tile (128 queries) and the key tile (256
+ * keys). */
 DEVICE attn_tile_kind mask_kind_of(const cuda_args &a, const kept_plan &p, int b, int h, int i0, int Sq, int key_tile)
 {
     if (!p.mask.bounds) return ATTN_TILE_FREE;

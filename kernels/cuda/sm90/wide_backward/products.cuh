@@ -30,7 +30,7 @@ struct product_work {
     int column0;
     int64_t mark; /* index of the first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
     bool empty;   /* whether no query or key contributes to the sum; consumers then get one buffer without operands */
-    int sums;     /* index in kept_plan::sums of this piece's float32 sums */
+    int sums;     /* number of the float32 sums of this piece in kept_plan::sums */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
@@ -45,11 +45,10 @@ template <int COLUMNS> struct product_loader {
     const kept_maps &m;
     ring<STAGES> at;
     int work = 0;
-    bool begun, waiting; /* begun: the piece of work is published; waiting: a step (64 queries or keys of the sum) is
-                          * known but not loaded */
+    bool begun, waiting; /* begun: the piece of work is published; waiting: `step` is not loaded yet */
     product_work y;
-    /* The step (64 queries or keys of the sum) that is known but not loaded yet. `blocks`: P or dS. `map`, `place`:
-     * where the other operand is. `exist`: number of its rows that exist. */
+    /* The step (64 queries or keys of the sum) that is known but not loaded yet. `blocks`: where P or dS is. `map`,
+     * `place`: where the other operand is. `exist`: how many rows the other operand has from there on. */
     struct {
         const uint16_t *blocks;
         const CUtensorMap *map;
@@ -87,15 +86,16 @@ template <int COLUMNS> struct product_loader {
                         step.place.b, bar);
         at.next();
     }
-    /* Adds a step (64 queries or keys of the sum) to the piece of work, and loads the previous step, which is then not
-     * the last one. */
+    /* Adds a step (64 queries or keys of the sum) to the piece of work. The previous step is loaded only now, because
+     * it is now known not to be the last one. */
     DEVICE void add(const uint16_t *blocks, const CUtensorMap *map, const tma_place &place, int exist)
     {
         if (waiting) load(false);
         step = { blocks, map, place, exist };
         waiting = true;
     }
-    /* Ends a piece of work. `wanted`: the consumers must process it even if no query or key contributes to the sum. */
+    /* Ends a piece of work. `wanted`: the consumers must process it even if no query or key contributes to the sum,
+     * because they must write zeros or the sums of earlier parts. */
     DEVICE void end(bool wanted)
     {
         if (waiting) load(true);
@@ -107,8 +107,8 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: index of the product among those for these
-     * keys; the products of dV come first. */
+    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: number of the product among the products
+     * for these keys; the products for dV come first. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
         const attn_geometry &g = a.g;
@@ -178,8 +178,8 @@ template <int COLUMNS> struct product_loader {
         end(true);
     }
 
-    /* Claims products and loads their operands. The longest sums under a causal mask, those of the first keys and of
-     * the last queries, come first. */
+    /* Claims products and loads their operands. Within a head, the longest sums under a causal mask come first: those
+     * of the first keys and of the last queries. */
     DEVICE void run()
     {
         const attn_geometry &g = a.g;

@@ -27,12 +27,14 @@ typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { SCORES_PRODUCER = 40, SCORES_CONSUMER = 232 };
-/* LEAD: number of buffers by which the left-hand consumer is ahead of the right-hand consumer at the beginning */
+/* LEAD: at the beginning, the right-hand consumer waits until the left-hand consumer has issued the products of so many
+ * buffers */
 enum { LEAD = 3, LEAD_BARRIER = 1 };
 
 /* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
 
-/* Loads the operands of the block's work: every gridDim.x-th visible pair of tiles. One thread calls this. */
+/* Loads the operands of the block's work: of every gridDim.x-th pair of a row tile and a key tile, unless a mask hides
+ * the pair. One thread calls this. */
 DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &p, const kept_maps &m)
 {
     const attn_dims &d = a.g.dims;
@@ -45,7 +47,7 @@ DEVICE void load_scores(scores_shared &sm, const cuda_args &a, const kept_plan &
         sm.works[work] = y;
         if (++work == WORKS) work = 0;
     };
-    int next = (int)blockIdx.x; /* the block's next key tile, counted from the first key tile of row tile r */
+    int next = (int)blockIdx.x; /* next key tile of this block, counted from the first that row tile r sees */
     for (int r = 0; r < p.part.heads * p.part.rows; r++) {
         const int head = r / p.part.rows, row = p.part.row + r - head * p.part.rows;
         const row_tile x = row_tile_of(a, p, p.part.head + head, row);
@@ -163,8 +165,8 @@ template <typename T, score_form FORM> struct score_maker {
         ahead = false;
     }
 
-    /* Turns S, the products q.k with 64 keys from key j0 on, into P. `derivative` gets the derivative of softcap, if
-     * any. P of a row is exp2((score - top) log2(e) - lse2). */
+    /* Turns S, the products q.k with 64 keys from key j0 on, into P = exp2((score - top) log2(e) - lse2). `top` is 0
+     * unless the row's lse is huge and stored as two numbers. `derivative` gets the derivative of softcap, if any. */
     DEVICE void make_P(float (&S)[STEP / 2], float (&derivative)[STEP / 2], const score_work &x, const float (&top)[2],
                        const float (&lse2)[2], float slope, int i, int j0, bool free)
     {
@@ -229,8 +231,9 @@ template <typename T, score_form FORM> struct score_maker {
                        P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
-    /* Applies dropout to P or dP of 64 keys (group c of the key tile): dropped pairs become 0, others are scaled.
-     * `kept` has the bits of draw() in its lower half or, for odd c, in its upper half. */
+    /* Applies dropout to P or dP of 64 keys (number c of the key tile's four groups): dropped pairs become 0, others
+     * are multiplied by the dropout scale. `kept` has the bits of draw() for these keys in its lower half or, for odd
+     * c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };

@@ -29,8 +29,8 @@ const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
  * per row) is nonzero if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
-/* The numbers of columns of a gradient that one product may compute. A problem uses the smallest one with which its D
- * and Dv need the fewest products. */
+/* The numbers of columns of a gradient that one product may compute. A problem uses the smallest number that is enough
+ * for D and Dv with as few products as possible. */
 constexpr int column_counts[] = { 64, 128, 160, 192, 224, 256 };
 enum { MOST_COLUMNS = 256 };
 
@@ -46,7 +46,7 @@ int columns_index(const attn_dims &d)
     return n;
 }
 
-/* How a problem is divided, and where this backward's own part of the workspace lies, in bytes. */
+/* How a problem is divided into parts, and the offsets in bytes of this backward's data in the workspace. */
 struct kept_layout {
     int64_t heads;
     int64_t query_tiles;
@@ -168,8 +168,8 @@ cudaError_t in_kept_parts(const cuda_chip *chip, const kept_layout &x, int64_t r
     return code;
 }
 
-/* Launches the kernels of one backward. The workspace has the memory of begin_backward(), and then that of
- * layout_of(). */
+/* Launches the kernels of one backward. In the workspace, the memory of begin_backward() comes first, and then the
+ * memory that layout_of() describes. */
 cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_problem *p = plan->problem;
@@ -183,8 +183,9 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (code != cudaSuccess) return code;
     kept_job job = { chip, stream, run.args, {}, {}, 0 };
     cuda_args &a = job.args;
-    /* A bias such as -3.4e38 on all keys of a row makes its lse huge, which is then stored as two numbers. Above
-     * TILE_HEAD_DIM no kernel on tensor cores computes the two, and slow kernels compute the row. */
+    /* A bias such as -3.4e38 on all keys of a row makes the row's lse huge, and such an lse is stored as two numbers.
+     * For head sizes above TILE_HEAD_DIM (256) no kernel on tensor cores computes the two numbers, so slow kernels
+     * compute the row. */
     const bool by_tiles = p->bias.rank && attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM;
     if (by_tiles) a.part_lse = run.scratch.s.lse, a.part_rest = run.scratch.s.rest;
     if (own) {
@@ -208,8 +209,8 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (!make_kept_maps(job.maps, a.g)) return cudaErrorInvalidValue;
     if (takes_step(chip, 0)) {
         cuda_args now = a;
-        /* `own`: the caller has no array of marks, so no later launch computes the two numbers of a huge lse.
-         * simple_delta() then computes them. */
+        /* `own` is true if the caller has no array of marks for rows that a later launch must compute. No later launch
+         * can then compute the two numbers of a huge lse, so simple_delta() computes them. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (by_tiles) code = forward_parts(chip, now, plan, stream);
