@@ -165,7 +165,8 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     put_size(t, ",\"H\":", d.H);
     put_size(t, ",\"Hk\":", d.Hk);
     put_size(t, ",\"D\":", d.D);
-    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv); /* an observe request (statistics of probabilities) has no v */
+    /* an observe request (statistics of probabilities) has no v and so no Dv */
+    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv);
     text_put_char(t, '}');
 }
 
@@ -256,7 +257,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* outside these bounds the conversion to an integer would be undefined behaviour */
+        /* outside these bounds, the conversion of the double to an integer would be undefined behaviour */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);

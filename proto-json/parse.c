@@ -100,7 +100,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    /* if true, the URL names one cache, so the tensors k and v of the body have no batch axis */
+    /* If the URL names the only cache of the request, the tensors k and v of the body have no batch axis. */
     const bool one = operation->cache_in_path;
     const int rank = one ? 3 : 4;
     tree_member member;
@@ -484,7 +484,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller owns the object now */
+        made = NULL; /* the caller owns the proto_call now, so it is not freed below */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

@@ -271,8 +271,8 @@ attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dty
                      bytes_suggestion(id, dtype, (uint64_t)size, (uint64_t)elements, suggestion));
 }
 
-/* Beginnings of dtype names of other programs for which no simple conversion helps: fewer than 8 bits, or shared
- * scales. */
+/* Beginnings of dtype names of other programs for which no simple conversion helps, because elements have fewer than 8
+ * bits or share scales. */
 static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
                                              "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
 static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
