@@ -43,8 +43,8 @@ enum {
     REPORT_BYTES = 64 << 10, /* upper bound in bytes on the report of a check, including escapes */
 };
 
-/* The text of one number in an array, with the brackets and the comma before it; at the end of the array, the closing
- * brackets. */
+/* The text of one number in an array, with the brackets and the comma before it. Behind the last number, a further
+ * token has only the closing brackets. */
 struct token {
     char text[TOKEN_BYTES];
     size_t length, taken;

@@ -186,8 +186,8 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
 }
 
 /* Returns the sign of d - m * 2^q, like compare_big(), but with integers of 128 bits where they suffice. For d = w *
- * 10^e it compares w * 5^e with m * 2^(q - e), or w with m * 5^-e * 2^(q - e). If |e| <= 27, one side is below 2^64 *
- * 5^27 < 2^127, and the other side is close to it. */
+ * 10^e it compares w * 5^e with m * 2^(q - e); if e < 0, it compares w with m * 5^-e * 2^(q - e). If |e| <= 27, one
+ * side is below 2^64 * 5^27 < 2^127, and the other side is close to it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,

@@ -248,8 +248,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* The client asks for the gradient of a tensor that the body lacks. ATTN_INVALID gives HTTP status 400; 404 would
-     * mean that a context or cache is missing. */
+    /* The client wants the gradient of a tensor that the body lacks. The status becomes ATTN_INVALID, which gives HTTP
+     * status 400. The status 404 would mean that a context or cache is missing. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }

@@ -16,7 +16,8 @@ enum {
     /* Largest number of connections to --metrics-listen, in addition to --max-connections. Probes and scrapers use
      * them. */
     CONFIG_METRICS_CONNECTIONS = 256,
-    /* number of open files that are not connections: those of epoll, eventfd, libraries, log and GPU driver */
+    /* Number of file descriptors that are reserved for other uses than connections: epoll, eventfd, libraries, the log
+     * and the GPU driver. */
     CONFIG_SPARE_FILES = 128,
     /* Number of file descriptors that the process itself needs, besides those of connections, threads and the GPU
      * driver. If the limit on open files is very low, this number is used in place of the larger CONFIG_SPARE_FILES. */
@@ -90,9 +91,11 @@ enum {
     /* largest number of sockets in lingering close that the main thread reads from before it does other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    /* largest number of reads of LINGER_DROP_BYTES from one socket in a row: 1 MiB */
+    /* largest number of reads of LINGER_DROP_BYTES from one socket before another socket has its turn: 1 MiB
+     * together */
     LINGER_DROP_PIECES = 64,
-    /* largest number of reads of LINGER_DROP_BYTES from all sockets before the main thread does other work: 4 MiB */
+    /* largest number of reads of LINGER_DROP_BYTES from all sockets before the main thread does other work: 4 MiB
+     * together */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -164,10 +167,11 @@ enum {
     /* If the inputs of a request have this many bytes or more, its answer gets memory of its own. The memory of the
      * inputs can then be released early. */
     ANSWER_LARGE_INPUTS = 2 << 20,
-    /* bytes of a block of a large answer; it fits in the second-level cache beside the tensors from which it is made */
+    /* Size in bytes of the blocks in which a large answer is written. A block fits in the second-level cache beside the
+     * tensors from which it is made. */
     ANSWER_STREAM_BLOCK = 192 << 10,
-    /* Bytes of a block of an answer whose numbers are sent as text. Writing one block takes a millisecond, during which
-     * the thread serves no other connection. */
+    /* Size in bytes of the blocks in which an answer is written if its numbers are sent as text. Writing one block
+     * takes a millisecond, during which the thread serves no other connection. */
     ANSWER_ARRAY_BLOCK = 32 << 10,
 };
 
