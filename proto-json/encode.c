@@ -396,8 +396,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Copies the characters `taken` to taken + capacity - 1 of a tensor's base64 text to `to`. A group of four characters
- * that two reads share is encoded twice. */
+/* Writes at most `capacity` characters of a tensor's base64 text to `to`, from the character with index `taken` on. A
+ * group of four characters that two reads share is encoded twice. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;

@@ -97,7 +97,7 @@ struct decimal {
 
 enum { W_DIGITS = 19 }; /* the largest number of decimal digits that always fit in 64 bits: 10^19 < 2^64 */
 
-/* Powers up to 10^22 are exact doubles; each larger one is the double nearest to the power. */
+/* Powers of ten as doubles. Up to 10^22 they are exact; each larger one is the double nearest to the power. */
 static const double tens[] = {
     1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
     1e17, 1e18, 1e19, 1e20, 1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33,
@@ -109,8 +109,8 @@ static const double tens[] = {
 
 enum {
     HUGE_EXPONENT = 38, /* numbers with a larger exponent are too large for every dtype: 10^39 > 2^128 */
-    /* numbers with a smaller exponent are 0 in every dtype: w < 10^19, and 10^-48 < 2^-150, half of the smallest
-     * float32 */
+    /* Numbers w * 10^e with a smaller exponent e are 0 in every dtype. Because w < 10^19, they are below 10^-48, which
+     * is less than half of the smallest float32 (2^-150). */
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* a double has this many more fraction bits than a number with 25 significant bits */
 };
@@ -160,8 +160,8 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* exponent of the number that the loop reads from d->text: d->exponent, less 1 for each digit after the first
-     * W_DIGITS */
+    /* Exponent (of ten) of the integer that the loop reads from d->text. It is d->exponent, minus 1 for each digit
+     * after the first W_DIGITS. */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0;
@@ -255,7 +255,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* how many significant bits fewer than a normal number the result has: 0, unless the result is subnormal */
+    /* number of significant bits that the result lacks because it is subnormal; 0: it is normal */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number */
@@ -268,9 +268,9 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     /* Rounding up is computed without a branch, because the processor could not predict a branch that depends on the
      * digits. */
     c += (cut > half) | ((cut == half) & c);
-    /* The exponent field is stored one too low, because the sum with c adds one to it: c has the highest significant
-     * bit. In a subnormal number, c has this bit only if it was rounded up. The sum cannot overflow: for the largest x,
-     * 2^200, it is 326 << 23. */
+    /* The code is the sum of the exponent field and c. The field is one too low, and the highest significant bit of c
+     * adds the one. The field of a subnormal number is 0, and c has that bit only if it was rounded up to a normal
+     * number. The sum cannot overflow: for the largest x, 2^200, it is 326 << 23. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }

@@ -141,8 +141,8 @@ typedef struct proto_memory {
 } proto_memory;
 
 /* Returns an upper bound on the bytes that a parser requests from grow(), for callers that know Content-Length. Arrays
- * of numbers in JSON may need more: an element as text, such as "0,", may have two bytes, and up to eight bytes of
- * memory. */
+ * of numbers in JSON may need more: the text of an element, such as "0,", may have two bytes, and the element up to
+ * eight bytes in memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
 /* Numbers that an observe request (statistics of probabilities) can return beside its tensors: name, description. */
@@ -332,7 +332,7 @@ typedef struct proto_input {
 /* A decoded body with its problems, freed with proto_call_free(). */
 typedef struct proto_call {
     proto_op op;
-    bool envelope; /* whether the body is {"requests": [...]}, so that the answer is {"responses": [...]} */
+    bool envelope; /* whether the body is {"requests": [...]}; the answer is then {"responses": [...]} */
     int count;
     proto_item *items;
     size_t memory_bytes;
@@ -523,8 +523,8 @@ bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* Returns the length of the answer in bytes. First it measures all arrays that proto_encoder_measure() has not
  * measured. */
 uint64_t proto_encoder_length(proto_encoder *encoder);
-/* Returns how many bytes of the answer precede the first tensor that is written as raw bytes; without one, the length
- * of the answer. */
+/* Returns how many bytes of the answer precede the first tensor that is written as raw bytes. If there is no such
+ * tensor, returns the length of the answer. */
 uint64_t proto_encoder_head_bytes(proto_encoder *encoder);
 /* Reads the next bytes of the answer, at most `capacity`. Returns the number of bytes read; 0: the answer has ended. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);

@@ -91,11 +91,10 @@ enum {
     /* largest number of sockets in lingering close that the main thread reads from before it does other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    /* largest number of reads of LINGER_DROP_BYTES from one socket before another socket has its turn: 1 MiB
-     * together */
+    /* largest number of reads from one socket in a row; each reads LINGER_DROP_BYTES, and all of them 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* largest number of reads of LINGER_DROP_BYTES from all sockets before the main thread does other work: 4 MiB
-     * together */
+    /* largest number of reads of LINGER_DROP_BYTES, from all sockets together, before the main thread does other work:
+     * 4 MiB */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -178,8 +177,8 @@ enum {
 /* ---- Requests that wait for a device (sched/, work/) ------------------------------------------------------------- */
 
 enum {
-    /* interval at which the main thread looks for requests that have waited for LOOP_WATCH_AFTER_MS, so that it must
-     * watch whether their clients disconnect */
+    /* Interval at which the main thread looks for requests that have waited for LOOP_WATCH_AFTER_MS. From then on it
+     * watches whether the clients of these requests disconnect. */
     LOOP_TICK_MS = 10,
     /* when a request has waited this long, the main thread begins to watch whether its client disconnects */
     LOOP_WATCH_AFTER_MS = 20,

@@ -25,7 +25,7 @@
 #include "server/work/transaction.h"
 #include "server/intake/verify.h"
 
-enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
+enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment in bytes that a copy within a device (attn_move) needs */ };
 
 /* Returns output number `number` of one item (a problem of the body), or NULL if this output needs no memory. A forward
  * with `save` needs memory for outputs that the answer does not contain. */
@@ -461,7 +461,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         saves += item->save;
     }
 
-    bytes += found_bytes(job); /* at most 100 KB more, so the sum cannot overflow */
+    bytes += found_bytes(job); /* found_bytes() returns at most 100 KB, so the sum cannot overflow */
     char *at = NULL;
     if ((status = take_outputs(job, &bytes, &at, err)) != ATTN_OK) return status;
     job->outputs = (struct job_region){ at, bytes };

@@ -40,7 +40,7 @@ struct region {
     bool intact;
     /* time of the last attempt to pin the region (let a driver hold its pages); 0: none */
     int64_t pinned_ms;
-    /* whether the region is in the list `fresh` of regions to pin, which then holds a reference */
+    /* whether the region is in `fresh`, the list of regions to pin; the list then holds a reference to it */
     bool is_to_pin;
     struct region *after; /* next region in the list `fresh` */
 
