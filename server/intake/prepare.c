@@ -25,7 +25,7 @@
 #include "server/work/transaction.h"
 #include "server/intake/verify.h"
 
-enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment in bytes that a copy within a device (attn_move) needs */ };
+enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: in bytes, of copies within a device */ };
 
 /* Returns output number `number` of one item (a problem of the body), or NULL if this output needs no memory. A forward
  * with `save` needs memory for outputs that the answer does not contain. */
