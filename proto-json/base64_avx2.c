@@ -34,24 +34,24 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        /* entry for characters whose lower 4 bits are 0: of the alphabet only 0 P p have these bits, so '+', '/' and
-         * A-O a-o are excluded */
+        /* entry for characters whose lower 4 bits are 0: of the alphabet only 0, P and p have these bits, so the entry
+         * excludes '+', '/', A-O and a-o */
         NEVER | PLUS_SLASH | AO_ao,
-        /* entries for characters whose lower 4 bits are 1 to 9: of the alphabet digits and letters have these bits, and
-         * '+' and '/' are excluded */
+        /* entries for characters whose lower 4 bits are 1 to 9: of the alphabet, digits and letters have these bits, so
+         * the entries exclude '+' and '/' */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        /* entry for characters whose lower 4 bits are A: of the alphabet only J Z j z have these bits, so digits, '+'
-         * and '/' are excluded */
+        /* entry for characters whose lower 4 bits are A: of the alphabet only J, Z, j and z have these bits, so the
+         * entry excludes digits, '+' and '/' */
         NEVER | PLUS_SLASH | DIGITS,
-        /* entry for characters whose lower 4 bits are B: of the alphabet only + K k have these bits, so digits and P-Z
-         * p-z are excluded */
+        /* entry for characters whose lower 4 bits are B: of the alphabet only '+', K and k have these bits, so the
+         * entry excludes digits, P-Z and p-z */
         NEVER | DIGITS | PZ_pz,
-        /* entries for characters whose lower 4 bits are C to E: of the alphabet only L M N l m n have these bits, so
-         * digits, '+', '/' and P-Z p-z are excluded */
+        /* entries for characters whose lower 4 bits are C to E: of the alphabet only L-N and l-n have these bits, so
+         * the entries exclude digits, '+', '/', P-Z and p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        /* entry for characters whose lower 4 bits are F: of the alphabet only / O o have these bits, so digits and P-Z
-         * p-z are excluded */
+        /* entry for characters whose lower 4 bits are F: of the alphabet only '/', O and o have these bits, so the
+         * entry excludes digits, P-Z and p-z */
         NEVER | DIGITS | PZ_pz);
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);

@@ -51,7 +51,8 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* where suggestions.c looks for a member similar to an unknown one; "": nowhere */
+    /* the name by which suggestions.c knows this kind of body, to suggest a member that is similar to an unknown one;
+     * "": suggest nothing */
     const char *place;
     const char *listed;
 };

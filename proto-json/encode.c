@@ -43,8 +43,8 @@ enum {
     REPORT_BYTES = 64 << 10, /* upper bound in bytes on the report of a check, including escapes */
 };
 
-/* The text of one number in an array, with the brackets and the comma before it; at the end of the array, the closing
- * brackets. */
+/* The text of one number in an array, with the brackets and the comma before it. Behind the last number, a further
+ * token has only the closing brackets. */
 struct token {
     char text[TOKEN_BYTES];
     size_t length, taken;
@@ -165,7 +165,8 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     put_size(t, ",\"H\":", d.H);
     put_size(t, ",\"Hk\":", d.Hk);
     put_size(t, ",\"D\":", d.D);
-    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv); /* an observe request (statistics of probabilities) has no v */
+    /* an observe request (statistics of probabilities) has no v and so no Dv */
+    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv);
     text_put_char(t, '}');
 }
 
@@ -256,7 +257,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* outside these bounds the conversion to an integer would be undefined behaviour */
+        /* outside these bounds, the conversion of the double to an integer would be undefined behaviour */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);
@@ -395,8 +396,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Copies the characters `taken` to taken + capacity - 1 of a tensor's base64 text to `to`. A group of four characters
- * that two reads share is encoded twice. */
+/* Writes at most `capacity` characters of a tensor's base64 text to `to`, from the character with index `taken` on. A
+ * group of four characters that two reads share is encoded twice. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;

@@ -28,7 +28,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* status 503 tells the client to try again */
+    /* HTTP status 503 tells the client that a later attempt may succeed */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
     case ATTN_OK:
     case ATTN_DEVICE:

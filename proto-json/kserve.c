@@ -28,8 +28,8 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Consumes those of the given bytes that belong to the JSON, or to one binary input, of the body. *taken becomes their
- * number. */
+/* Takes bytes of the body, but not beyond the end of the JSON, or of the binary input that is being read. *taken
+ * becomes the number of bytes taken. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;

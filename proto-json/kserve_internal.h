@@ -71,11 +71,12 @@ struct kserve_reader {
 
 /* ---- Functions that kserve_json.c defines ------------------------------------------------------------------------ */
 
-/* Call this when the JSON of the request is complete. Translates it into the tree of a body in the server's own JSON
- * format, and assigns a place in memory to each tensor that follows the JSON. */
+/* Call this when the JSON of the request is complete. Translates the JSON into the tree of a body in the server's own
+ * JSON format. Assigns an address in the caller's memory to each tensor whose bytes follow the JSON. */
 attn_status kserve_end_json(struct kserve_reader *r);
 
-/* Assigns a place in the caller's memory, behind all other tensors, to each input that is copied from shared memory. */
+/* Assigns an address in the caller's memory, behind all other tensors, to each input that is copied from shared
+ * memory. */
 attn_status kserve_place_shared(struct kserve_reader *r);
 
 /* Returns the row of proto_options[] for the option `name`; NULL: there is no such option. */

@@ -1,5 +1,5 @@
-/* kserve_json.c: translates the JSON of a KServe request into a body in the server's own JSON format, and assigns a
- * place in memory to each tensor. */
+/* kserve_json.c: translates the JSON of a KServe request into a body in the server's own JSON format. It also assigns
+ * an address in the caller's memory to each tensor. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -391,7 +391,7 @@ static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int
     return ATTN_OK;
 }
 
-/* Assigns a place in memory to each binary input, behind the values that the scanner has extracted. */
+/* Assigns an address in the caller's memory to each binary input, behind the values that the scanner has extracted. */
 static attn_status place(struct kserve_reader *r)
 {
     attn_status status = ATTN_OK;
@@ -422,8 +422,8 @@ attn_status kserve_place_shared(struct kserve_reader *r)
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
-/* Reads how the client wants an output: as bytes (*binary is true), as numbers, or in shared memory (place->bytes >=
- * 0). Before the call, *binary must be the request's default. */
+/* Reads how the client wants to receive an output: as bytes (*binary is true), as numbers, or in shared memory
+ * (place->bytes >= 0). Before the call, *binary must be the request's default. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -481,8 +481,8 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Makes the member of the JSON body that names the outputs: `outputs`, or the one in proto_operations[].asks. Sets
- * *text to true if some outputs are sent as numbers. */
+/* Makes the member of the JSON body that names the outputs: `outputs`, or the member that proto_operations[].asks
+ * names. Sets *text to true if some outputs are sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
     cJSON *names;
@@ -613,8 +613,8 @@ static attn_status check_sequence(struct kserve_reader *r)
                      "%s: is true, which wants the sequence's sequence_id, a number other than 0 or a name", name);
 }
 
-/* Reads sequence_start and sequence_id before all other members: if the request is refused, the server must still end
- * the sequence. */
+/* Reads sequence_start and sequence_id before all other members. If a request that starts a sequence is refused because
+ * of another member, the server must still end the old sequence with this id. */
 static void look_for_start(struct kserve_reader *r)
 {
     const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),

@@ -11,14 +11,14 @@
  *        +---------+---->| ZERO |--|-----. ----'                              |
  *                        +------+  `--- e ------------------------------------'
  *
- * Before the machine, a quick reader tries to take all characters of a number at once, if the piece contains them. In
- * doubt (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine
- * reads the same characters.
+ * Before the machine, a quick reader tries to take all characters of a number at once, if the piece contains them. If
+ * the piece ends early, a character does not fit, or the number is long, the quick reader takes nothing. The machine
+ * then reads the same characters.
  *
  * Values. A number is read as its first 19 significant digits w, times a power of ten, and perhaps further digits. No
- * dtype here has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both
- * lie on the same side of every number that has 25 bits. Numbers of 25 bits ("the grid") are the values of the dtypes
- * and the midpoints between them. Hence
+ * dtype here has more than 24 significant bits. A double near the exact value therefore rounds to the same element as
+ * the exact value, if both lie on the same side of every number of 25 bits. Numbers of 25 bits ("the grid") are the
+ * values of the dtypes and the midpoints between them. Hence
  *
  *   1. x = w * 10^e in double arithmetic has an error of less than 4 units in the last of its 53 bits.
  *   2. The 28 bits after the 25th say how near a grid point is. Almost every random number (all but one in
@@ -97,7 +97,7 @@ struct decimal {
 
 enum { W_DIGITS = 19 }; /* the largest number of decimal digits that always fit in 64 bits: 10^19 < 2^64 */
 
-/* Powers up to 10^22 are exact doubles; each larger one is the double nearest to the power. */
+/* Powers of ten as doubles. Up to 10^22 they are exact; each larger one is the double nearest to the power. */
 static const double tens[] = {
     1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
     1e17, 1e18, 1e19, 1e20, 1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33,
@@ -109,8 +109,8 @@ static const double tens[] = {
 
 enum {
     HUGE_EXPONENT = 38, /* numbers with a larger exponent are too large for every dtype: 10^39 > 2^128 */
-    /* numbers with a smaller exponent are 0 in every dtype: w < 10^19, and 10^-48 < 2^-150, half of the smallest
-     * float32 */
+    /* Numbers w * 10^e with a smaller exponent e are 0 in every dtype. Because w < 10^19, they are below 10^-48, which
+     * is less than half of the smallest float32 (2^-150). */
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* a double has this many more fraction bits than a number with 25 significant bits */
 };
@@ -160,8 +160,8 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    /* exponent of the number that the loop reads from d->text: d->exponent, less 1 for each digit after the first
-     * W_DIGITS */
+    /* Exponent (of ten) of the integer that the loop reads from d->text. It is d->exponent, minus 1 for each digit
+     * after the first W_DIGITS. */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0;
@@ -186,8 +186,8 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
 }
 
 /* Returns the sign of d - m * 2^q, like compare_big(), but with integers of 128 bits where they suffice. For d = w *
- * 10^e it compares w * 5^e with m * 2^(q - e), or w with m * 5^-e * 2^(q - e). If |e| <= 27, one side is below 2^64 *
- * 5^27 < 2^127, and the other side is close to it. */
+ * 10^e it compares w * 5^e with m * 2^(q - e); if e < 0, it compares w with m * 5^-e * 2^(q - e). If |e| <= 27, one
+ * side is below 2^64 * 5^27 < 2^127, and the other side is close to it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,
@@ -244,8 +244,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* compare() returns 0 if the exact value equals the grid point (a double with 25 significant bits). Otherwise the
-     * result is the double next to the grid point, above or below it. */
+    /* If the exact value equals the grid point (a double with 25 significant bits), compare() returns 0, and the grid
+     * point is the result. Otherwise the result is the double next to the grid point, above or below it. */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -255,7 +255,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* how many significant bits fewer than a normal number the result has: 0, unless the result is subnormal */
+    /* number of significant bits that the result lacks because it is subnormal; 0: it is normal */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number */
@@ -265,10 +265,12 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* computed without a branch, because the processor could not predict it */
+    /* Rounding up is computed without a branch, because the processor could not predict a branch that depends on the
+     * digits. */
     c += (cut > half) | ((cut == half) & c);
-    /* c has the highest significant bit, which adds one to the exponent field. In a subnormal number, c has this bit
-     * only if it was rounded up. The sum cannot overflow: the largest x, 2^200, gives 326 << 23. */
+    /* The code is the sum of the exponent field and c. The field is one too low, and the highest significant bit of c
+     * adds the one. The field of a subnormal number is 0, and c has that bit only if it was rounded up to a normal
+     * number. The sum cannot overflow: for the largest x, 2^200, it is 326 << 23. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -423,7 +425,8 @@ static void take_apart_long(struct decimal *d, int written_exponent)
  * and handles all cases. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* Exponents stop growing here: the number is then 0 in every dtype, or too large for every dtype. */
+    /* The reader does not let an exponent grow beyond this bound. With such an exponent the number is 0 in every dtype,
+     * or too large for every dtype. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -968,7 +971,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
     /* If a multiple of 10^(k + 1) rounds to the number, it is the result, because it has one digit fewer. The code has
-     * no branch, because the processor could not predict it. */
+     * no branch here, because the processor could not predict which way it goes. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;

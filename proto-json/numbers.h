@@ -75,14 +75,15 @@ typedef struct numbers_reader {
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* for each depth of nesting, the number of elements read so far of the open array */
     uint64_t token;              /* offset of the token (number or word) that is being read */
-    /* whether some element has a fraction or an exponent; fraction_element is the index of the first such element */
+    /* whether some element is not written as an integer: it has a fraction or an exponent, or is NaN or infinite;
+     * fraction_element is the index of the first such element */
     bool fractional;
     uint64_t fraction_element;
     /* whether some element is the word true or false; truth_element is the index of the first such element */
     bool truths;
     uint64_t truth_element;
-    /* `held` is the number of characters read of the current word (number `word`) or of the current number (whose text
-     * is in `text`). */
+    /* While a number is read, `text` holds its first `held` characters. While a word is read, `word` is its index in a
+     * table of words, and `held` is the number of its characters read so far. */
     int word, held;
     /* text of a number whose beginning came in an earlier call, with room for a comma behind it */
     char text[NUMBERS_CHARS + 1];

@@ -4,7 +4,7 @@
 
 #include "kernels/judge/judge.h"
 
-/* Macros for sets of tensors with a certain role in ATTN_TENSOR_MAP, as bits. */
+/* Macros for sets of tensors, such as the inputs of a forward. A set has one bit for each tensor of ATTN_TENSOR_MAP. */
 #define BIT(name)                       ATTN_TENSOR_BIT(name)
 #define IF_IN(name, role, ...)          | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
 #define IF_OUT(name, role, ...)         | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)

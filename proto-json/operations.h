@@ -57,8 +57,8 @@ typedef struct proto_operation {
     bool judges;
 
     uint64_t takes; /* set of the tensors that a problem may have as inputs */
-    /* Inputs that a problem must have. With the member `context` (a saved forward), only those that a backward adds are
-     * needed. */
+    /* Set of the inputs that a problem must have. If it has the member `context` (a saved forward), it needs only those
+     * inputs that a backward has and a forward has not. */
     uint64_t needs;
     uint64_t appends;
     uint64_t gives;

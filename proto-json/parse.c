@@ -100,7 +100,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    /* if true, the URL names one cache, so the tensors k and v of the body have no batch axis */
+    /* If the URL names the only cache of the request, the tensors k and v of the body have no batch axis. */
     const bool one = operation->cache_in_path;
     const int rank = one ? 3 : 4;
     tree_member member;
@@ -248,8 +248,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* The client asks for the gradient of a tensor that the body lacks. ATTN_INVALID gives HTTP status 400; 404 would
-     * mean that a context or cache is missing. */
+    /* The client wants the gradient of a tensor that the body lacks. The status becomes ATTN_INVALID, which gives HTTP
+     * status 400. The status 404 would mean that a context or cache is missing. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -484,7 +484,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller owns the object now */
+        made = NULL; /* the caller owns the proto_call now, so it is not freed below */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

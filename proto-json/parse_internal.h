@@ -42,8 +42,8 @@ struct parse_reader {
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
-/* Returns an upper bound on the bytes that the parser needs for the tensors that it makes itself (parse_room), for one
- * problem of a body with `bytes` bytes of tensors. */
+/* The parser makes some tensors itself (see parse_room). Returns an upper bound on their bytes for one problem. `bytes`
+ * is the size of the tensors in the body. */
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */

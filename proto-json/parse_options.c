@@ -166,8 +166,8 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. `step` is "0" or "1" for a number of a pair, and NULL if the
- * value is the whole option. */
+/* Makes the error for a value that should be an integer. If the value is a number of a pair, `step` is its index, "0"
+ * or "1". If the value is the whole option, `step` is NULL. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {

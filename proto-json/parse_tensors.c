@@ -271,8 +271,8 @@ attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dty
                      bytes_suggestion(id, dtype, (uint64_t)size, (uint64_t)elements, suggestion));
 }
 
-/* Beginnings of dtype names of other programs for which no simple conversion helps: fewer than 8 bits, or shared
- * scales. */
+/* Beginnings of dtype names of other programs for which no simple conversion helps, because elements have fewer than 8
+ * bits or share scales. */
 static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
                                              "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
 static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
@@ -380,7 +380,7 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    /* wrong sizes are errors, but attn_check() reports them */
+    /* With wrong sizes, nothing is made here, because attn_check() reports them as errors later. */
     if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return;
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);

@@ -127,7 +127,7 @@ enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; larger limits cou
 
 /* Largest size in bytes of the header of a safetensors body, and of the JSON of a KServe body, unless limits.rest_bytes
  * is smaller. The HTTP thread parses this much text in 3 ms at most. The ids of PROTO_MAX_CACHES caches, as Python's
- * json module writes them, take 46 KiB. */
+ * json module writes them, take 46 KiB and therefore fit. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* The memory for a body's tensors, which the caller provides. grow() must provide at least `bytes` bytes at *base,
@@ -141,7 +141,8 @@ typedef struct proto_memory {
 } proto_memory;
 
 /* Returns an upper bound on the bytes that a parser requests from grow(), for callers that know Content-Length. Arrays
- * of numbers in JSON may need more: "0," is two bytes of text and up to eight bytes of memory. */
+ * of numbers in JSON may need more: the text of an element, such as "0,", may have two bytes, and the element up to
+ * eight bytes in memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
 /* Numbers that an observe request (statistics of probabilities) can return beside its tensors: name, description. */
@@ -162,9 +163,10 @@ typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
 enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 };
 
-/* Numbers of tensors. The numbers 0 to ATTN_TENSOR_COUNT - 1 are the problem's tensors, by attn_tensor_id. The next two
- * numbers are out and lse of part 0 of a merge (parts.0.out and parts.0.lse in a body), the next two those of part 1,
- * and so on. In an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
+/* Each tensor of a body or an answer has a number. The numbers 0 to ATTN_TENSOR_COUNT - 1 are values of attn_tensor_id.
+ * The next two numbers stand for out and lse of part 0 of a merge: parts.0.out and parts.0.lse in a body. Two numbers
+ * for part 1 follow, and so on. In an answer these numbers stand for the gradients of the parts: parts.0.dout,
+ * parts.0.dlse. */
 enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
 
 /* Returns the number of the tensor `name` of a body or, if `result` is true, of an answer; PROTO_TENSORS: there is
@@ -205,7 +207,7 @@ typedef struct proto_item {
      * problem gives only dout and dlse; the caller sets the other tensors from the context. */
     char context[PROTO_CONTEXT_BYTES];
     /* For a decode request: the ids of the caches, one for each row of q. The tensors k and v are then the keys and
-     * values to append. The caller sets the tensors that the body does not have. */
+     * values to append. The caller sets the tensors that describe the caches. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     /* for an observe request (statistics of probabilities): bit mask of the numbers to return; bit i is proto_count_id
@@ -271,8 +273,8 @@ typedef struct proto_option {
     const char *name;
     proto_type type;
     unsigned ops;
-    /* whether the option may be given together with `context`; a saved forward contains the values of all other
-     * options */
+    /* Whether the option may be given together with `context`. A context (saved forward) contains the values of all
+     * other options. */
     bool with_context;
     size_t offset; /* offset of the value in proto_item */
     /* offset in proto_item of a bool that becomes true if the option is given; 0: none */
@@ -330,7 +332,7 @@ typedef struct proto_input {
 /* A decoded body with its problems, freed with proto_call_free(). */
 typedef struct proto_call {
     proto_op op;
-    bool envelope; /* whether the body is {"requests": [...]}, so that the answer is {"responses": [...]} */
+    bool envelope; /* whether the body is {"requests": [...]}; the answer is then {"responses": [...]} */
     int count;
     proto_item *items;
     size_t memory_bytes;
@@ -521,8 +523,8 @@ bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* Returns the length of the answer in bytes. First it measures all arrays that proto_encoder_measure() has not
  * measured. */
 uint64_t proto_encoder_length(proto_encoder *encoder);
-/* Returns how many bytes of the answer precede the first tensor that is written as raw bytes; without one, the length
- * of the answer. */
+/* Returns how many bytes of the answer precede the first tensor that is written as raw bytes. If there is no such
+ * tensor, returns the length of the answer. */
 uint64_t proto_encoder_head_bytes(proto_encoder *encoder);
 /* Reads the next bytes of the answer, at most `capacity`. Returns the number of bytes read; 0: the answer has ended. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);

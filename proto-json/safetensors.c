@@ -282,7 +282,8 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            /* A name such as `map` may be that of an option and of a tensor. Here it is the name of the option. */
+            /* A name such as `map` may be the name of an option and of a tensor. In __metadata__ it is the name of the
+             * option. */
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
                 !is_option(one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
@@ -576,7 +577,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* unused, because only an answer to several problems contains request_id */
+    /* unused: only an answer to several problems contains request_id, and a safetensors body has one problem */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

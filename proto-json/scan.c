@@ -314,7 +314,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* + 3, because a group of four characters may have begun in an earlier piece of the body */
+    /* 3 more bytes, because a group of four characters may have begun in an earlier piece of the body */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;

@@ -36,7 +36,7 @@ typedef enum scan_fault {
     SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text is wrong */
     SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
     SCAN_ARRAY_TEXT,       /* the array is wrong at byte `at`: not a number of the dtype, or uneven nesting */
-    /* element `position` of the array does not fit the dtype, a member that came after the array */
+    /* element `position` of the array does not fit the member `dtype`, which came after the array */
     SCAN_ARRAY_ELEMENT,
 } scan_fault;
 

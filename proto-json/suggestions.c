@@ -630,7 +630,8 @@ bool suggestion_is_hex(const uint8_t *bytes, size_t count)
     /* BLOCK: bytes that one iteration examines. LEAST: shorter text may look hexadecimal by chance. MOST: only the
      * first MOST bytes are examined. */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
-    /* Text without a decimal digit is not called hexadecimal, because base64 of zeros is 'A' alone. */
+    /* Text without a decimal digit is not called hexadecimal, because the base64 text of zeros has only the letter
+     * 'A'. */
     bool digit = false;
     /* hexadecimal text has no '=', so it decodes to a multiple of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;

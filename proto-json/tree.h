@@ -40,7 +40,8 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
 /* Returns the text of the client's number; NULL: the value is not a number. */
 const char *tree_number(const cJSON *value);
-/* Returns whether the value is an integer literal within the limits: no fraction (not 1.0), no exponent, not -0. */
+/* Returns whether the value is an integer literal from `minimum` to `maximum`: no fraction (not 1.0), no exponent, not
+ * -0. */
 bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
 
 enum { TREE_QUOTE_BYTES = 48 };

@@ -256,7 +256,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* too many typing mistakes for this length */
+        return; /* `name` differs from the unknown name in too many letters for its length */
     nearest->name = name;
     nearest->distance = distance;
 }

@@ -68,7 +68,7 @@ void text_put_json(struct text *t, const char *string, size_t room);
 
 /* ---- Writing and reading numbers --------------------------------------------------------------------------------- */
 
-enum { TEXT_DIGITS = 20 }; /* digits of 2^64 - 1 */
+enum { TEXT_DIGITS = 20 }; /* number of decimal digits of 2^64 - 1 */
 
 /* Writes x in decimal, in at most TEXT_DIGITS bytes. The last digit is at end[-1]. Returns the address of the first
  * digit. */

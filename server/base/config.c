@@ -341,8 +341,9 @@ static void set_default(struct config *config, const struct config_option *o)
     }
 }
 
-/* Takes the value of an option from the environment or from the command line. If the option is a list, the first value
- * from the environment replaces the defaults, and the first value from the command line replaces all earlier values. */
+/* Takes the value of an option from the environment or from the command line. If the option is a list, further values
+ * are added to it. But the first value from the environment replaces the defaults, and the first value from the command
+ * line replaces all values from the environment. */
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct config_option *o = &config_options[index];
@@ -476,7 +477,7 @@ static bool was_given(const struct reading *r, const char *flag)
 {
     for (size_t i = 0; i < config_option_count; i++)
         if (strcmp(config_options[i].flag, flag) == 0) return r->given[i];
-    abort(); /* the code in this file asks for an option that does not exist */
+    abort(); /* reached only if this file's own code looks up an option that does not exist */
 }
 
 /* True if two listening addresses are equal. Port 0 means any free port, so an address with port 0 equals no other. */
@@ -487,8 +488,9 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible with `files` open files. `spare` files are reserved for other uses. If that
- * is more than half of `files`, connections get half of the files that the process and its threads do not need. */
+/* Returns how many connections are possible with `files` open files. `spare` files are reserved for other uses. If
+ * `spare` is more than half of `files`, connections get half of the files that the process and its threads do not
+ * need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);

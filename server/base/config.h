@@ -25,7 +25,8 @@ struct config {
     /* cores that this process may keep busy: those in its affinity mask, but at most the CPU quota of its cgroup */
     int cores;
     int64_t max_body_bytes; /* largest size of a request body; at most staging_bytes */
-    int64_t discard_bytes;  /* after a refusal, the server reads and drops at most this many bytes of the request */
+    /* after a refusal, the server reads and drops at most this many further bytes of the request */
+    int64_t discard_bytes;
     /* the limit of staging memory (memory for tensors of requests); unless --staging-bytes is given, half of
      * memory_bytes or less */
     int64_t staging_bytes;
@@ -41,8 +42,8 @@ struct config {
     /* longest expected time in seconds of a request that has a device for itself; a request that would take longer is
      * refused */
     int max_seconds;
-    /* A batch may take this many milliseconds longer than the longest time that is expected for its size. After that,
-     * its device counts as failed. */
+    /* If a batch runs this many milliseconds longer than the longest time that is expected for its size, its device
+     * counts as failed. */
     int64_t watchdog_ms;
     /* the token file, the TLS certificate, the certificate's key, and the origin that CORS allows; NULL: the option is
      * not given */

@@ -48,7 +48,7 @@ const char *heartbeat_name(enum heartbeat_kind kind)
 void heartbeat_busy(enum heartbeat_kind kind)
 {
     if (own == NULL) {
-        /* tested first, so that the count of taken entries cannot overflow */
+        /* Threads without an entry stop here. If each of their calls increased `taken`, it would overflow. */
         if (atomic_load_explicit(&taken, memory_order_relaxed) >= HEARTBEAT_THREADS) return;
         const int index = atomic_fetch_add(&taken, 1);
         if (index >= HEARTBEAT_THREADS) return;

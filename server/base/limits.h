@@ -16,10 +16,11 @@ enum {
     /* Largest number of connections to --metrics-listen, in addition to --max-connections. Probes and scrapers use
      * them. */
     CONFIG_METRICS_CONNECTIONS = 256,
-    /* number of open files that are not connections: those of epoll, eventfd, libraries, log and GPU driver */
+    /* Number of file descriptors that are reserved for other uses than connections: epoll, eventfd, libraries, the log
+     * and the GPU driver. */
     CONFIG_SPARE_FILES = 128,
-    /* Number of file descriptors that the process itself needs, without connections, threads and GPU driver. It is used
-     * instead of CONFIG_SPARE_FILES if the limit on open files is very low. */
+    /* Number of file descriptors that the process itself needs, besides those of connections, threads and the GPU
+     * driver. If the limit on open files is very low, this number is used in place of the larger CONFIG_SPARE_FILES. */
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* number of file descriptors of one HTTP thread: one for epoll, one for an eventfd */
     /* upper bound of --max-batch (requests in a batch) */
@@ -42,8 +43,7 @@ enum {
     LISTEN_ACCEPT_BURST = 64,
     /* when a listener stops accepting clients, TCP handshakes that have begun get this time to complete */
     LISTEN_DOOR_MS = 100,
-    /* the time LISTEN_DOOR_MS (for TCP handshakes that have begun), for a socket that only clients on this machine can
-     * reach */
+    /* time to complete TCP handshakes, as LISTEN_DOOR_MS, for a listener that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -65,11 +65,12 @@ enum {
      * ms. */
     FRONTEND_SWEEP_CONNECTIONS = 2000,
     /* The lowest allowed rate, in bytes per millisecond, of a body or an answer that takes longer than
-     * --body-timeout-ms (see that option's help). */
+     * --body-timeout-ms. */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* When all connections are in use, a connection that has shown no access token may be closed if it has sent the
-     * body of a refused request, or fetched an answer, for this long. */
+    /* When all connections are in use, the server may close a connection that has shown no access token. This needs the
+     * connection to have spent at least this time on sending the body of a refused request, or on fetching an
+     * answer. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection that has shown an access token is closed to make room for another connection only after it has been
      * idle for this long. On a server without tokens this holds for every connection. */
@@ -82,16 +83,18 @@ enum {
     /* Longest time of a lingering close: the socket stays open after its connection has ended, until the client has
      * fetched its answer. A slower client may lose the answer's end. */
     LINGER_MS = 10000,
-    /* largest number of sockets in lingering close; one more closes the oldest early */
+    /* largest number of sockets in lingering close (open until the client has its answer); one more closes the oldest
+     * early */
     LINGER_MOST = 256,
-    /* number of file descriptors that lingering close must leave free */
+    /* number of file descriptors that sockets in lingering close (open until the client has its answer) leave free */
     LINGER_SPARE_FILES = 32,
     /* largest number of sockets in lingering close that the main thread reads from before it does other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    /* largest number of reads of LINGER_DROP_BYTES from one socket in a row: 1 MiB */
+    /* largest number of reads from one socket in a row; each reads LINGER_DROP_BYTES, and all of them 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* largest number of reads of LINGER_DROP_BYTES from all sockets before the main thread does other work: 4 MiB */
+    /* largest number of reads of LINGER_DROP_BYTES, from all sockets together, before the main thread does other work:
+     * 4 MiB */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -113,21 +116,22 @@ enum {
     /* by default, connections may use an eighth of the machine's memory (see --max-connections) */
     HTTP_CONNECTIONS_SHARE = 8,
     HTTP_CONNECTIONS_LEAST = 16,
-    /* Time for which a thread polls for the next request after an answer from a GPU. A client needs 20 us to send it,
-     * and a sleeping thread would need another 20 us to wake. */
+    /* Time for which a thread polls for the next request after an answer from a GPU. A client needs 20 us to send the
+     * next request. A sleeping thread would need another 20 us to wake. */
     HTTP_EXPECT_NS = 50000,
     /* idle time after which libmicrohttpd closes a connection; connections.c closes it earlier */
     HTTP_INACTIVITY_S = 120,
     /* Largest number of arguments in a URL's query. libmicrohttpd keeps a record of each argument in the connection's
      * memory. */
     HTTP_ARGUMENTS_MAX = 100,
-    /* Longest body that the server keeps as a whole for the handler of its path. The longest valid body of this kind
-     * makes a cache and has two scales, of up to 25 bytes as text, for each of CACHES_HEADS heads. */
+    /* Largest size in bytes of a body without tensors, which the server keeps as a whole for the handler of its path.
+     * The longest valid one creates a KV cache and has two scales, of up to 25 bytes as text, for each of CACHES_HEADS
+     * heads. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key; usual ones have a few KB */
     HTTP_PEM_BYTES = 1 << 20,
-    /* The text of a request or of an answer counts towards the limit of staging memory (memory for tensors) only if it
-     * is longer than this. */
+    /* The text of a request or of an answer counts towards the limit of staging memory (memory for tensors) if it is
+     * longer than this. Shorter texts are not counted. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer id from a client is replaced */
     /* longest wait of a TLS connection for memory; below HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
@@ -147,8 +151,8 @@ enum {
     /* Number of bytes that an HTTP thread unpacks for one connection before it serves another connection. Unpacking
      * them takes a millisecond. */
     UNPACK_TURN_BYTES = 256 << 10,
-    /* Largest allowed ratio of unpacked to packed bytes; deflate reaches 1032. Numeric tensors shrink to a half, masks
-     * to a hundredth. */
+    /* Largest allowed ratio of unpacked to packed bytes; the largest ratio of deflate is 1032. Numeric tensors shrink
+     * to a half, masks to a hundredth. */
     UNPACK_RATIO = 256,
     /* UNPACK_RATIO applies only to bodies that are longer than this after unpacking */
     UNPACK_FREE_BYTES = 64 << 20,
@@ -159,20 +163,22 @@ enum {
 enum {
     /* An answer up to this size is encoded at once and sent in one call. A larger one is encoded block by block. */
     ANSWER_SMALL_BYTES = 256 << 10,
-    /* If the inputs of a request have this many bytes or more, its answer gets memory of its own, so that the memory of
-     * the inputs can be released early. */
+    /* If the inputs of a request have this many bytes or more, its answer gets memory of its own. The memory of the
+     * inputs can then be released early. */
     ANSWER_LARGE_INPUTS = 2 << 20,
-    /* bytes of a block of a large answer; it fits in the second-level cache beside the tensors from which it is made */
+    /* Size in bytes of the blocks in which a large answer is written. A block fits in the second-level cache beside the
+     * tensors from which it is made. */
     ANSWER_STREAM_BLOCK = 192 << 10,
-    /* Bytes of a block of an answer whose numbers are sent as text. Writing one block takes a millisecond, during which
-     * the thread serves no other connection. */
+    /* Size in bytes of the blocks in which an answer is written if its numbers are sent as text. Writing one block
+     * takes a millisecond, during which the thread serves no other connection. */
     ANSWER_ARRAY_BLOCK = 32 << 10,
 };
 
 /* ---- Requests that wait for a device (sched/, work/) ------------------------------------------------------------- */
 
 enum {
-    /* interval at which the main thread looks for requests that have waited for LOOP_WATCH_AFTER_MS */
+    /* Interval at which the main thread looks for requests that have waited for LOOP_WATCH_AFTER_MS. From then on it
+     * watches whether the clients of these requests disconnect. */
     LOOP_TICK_MS = 10,
     /* when a request has waited this long, the main thread begins to watch whether its client disconnects */
     LOOP_WATCH_AFTER_MS = 20,
@@ -190,18 +196,18 @@ enum {
      * mask takes 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* a body with the tensor lse (log-sum-exp of each row) that is longer than this is not checked by the HTTP
-         * thread, but by another thread */
+        /* If an operation takes the tensor lse (log-sum-exp of each row), a body longer than this is not checked by the
+         * HTTP thread, but by another thread. */
     512 << 10,
-    /* Inputs in shared memory are copied to the body's block of staging memory. A block that is smaller than these
-     * inputs and has at most this many bytes is replaced by a larger one before the copy. Other blocks grow when they
-     * are full. */
+    /* Inputs in shared memory are copied to the memory block of the request. If the block already has more bytes than
+     * this, it grows while inputs are added. A block with at most this many bytes, and fewer than the inputs, is
+     * replaced by a larger one before the copy. */
     CHECK_COPY_BYTES = 256 << 10,
     /* Verifying results and computing the length of an answer's text are divided into pieces of this duration. Between
      * two pieces, other requests progress. */
     FINISH_PIECE_NS = 10000000,
-    /* Largest number of pieces of work in libuv's thread pool at a time: its default number of threads. Further pieces
-     * wait in attnd, which lets clients take turns. */
+    /* Largest number of pieces of work that attnd gives to libuv's thread pool at a time. It is the default number of
+     * the pool's threads. Further pieces wait in attnd's own queue, in which clients take turns. */
     PIECES_AT_ONCE = 4,
     /* The comparison of a client's results with exact ones stops this many milliseconds, plus a tenth of the remaining
      * time, before the request's deadline. */
@@ -217,7 +223,8 @@ enum {
     /* the search for the next job passes over at most this many jobs that cannot run yet; passing over so many takes 3
      * ms */
     QUEUE_PASS_MAX = 1 << 16,
-    /* Largest number of caches examined to find which waiting cache transactions can begin. */
+    /* When the server looks for waiting cache transactions (requests that use KV caches) that can begin, it examines at
+     * most this many caches. */
     QUEUE_STEP_ROWS = 1 << 19,
     /* largest value of Retry-After in seconds when the queue is full */
     QUEUE_RETRY_MAX_S = 30,
@@ -235,12 +242,13 @@ enum {
      * millisecond */
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
-    /* Upper bound on the page-table entries of all caches of a device: the larger of CACHES_NUMBERS, and CACHES_SHARING
-     * times the number of granules (units of memory for pages). */
+    /* Upper bound on the page-table entries of all caches of a device: CACHES_SHARING times the number of granules
+     * (units of memory for pages), but at least CACHES_NUMBERS. A page that several caches share has an entry in each
+     * of them. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* if neighbouring caches of a decode share at least this many positions (one may be a fork of the other), the
-     * device reads the shared pages once for both */
+    /* If the caches of two neighbouring rows of a decode share at least this many positions, the device reads the
+     * shared pages once for both rows. Caches share pages if one is a fork of the other. */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache is deleted when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* number of positions in a page of a cache, unless page_size is given */
@@ -268,34 +276,34 @@ enum {
  * a GPU. Such requests mostly read memory, so they do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
-/* A cache transaction with more floating-point operations than this (60 us on an H200) is batched with other
- * transactions only if all of them can be merged into one problem (MERGE_BYTES). */
+/* A cache transaction (a request that uses KV caches) with more floating-point operations than this takes 60 us or more
+ * on an H200. It is batched only with transactions that can be merged with it into one problem (MERGE_BYTES). */
 #define PREPARE_ALONE_FLOPS 1e9
 /* A device with at least this much memory has room for any small request, so the server does not check whether it
  * fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* A job (the problems of a request) that is expected to take PREPARE_CLOSER_S seconds or more gets a second estimate,
- * from the FlashMask bounds of its problems. Rows whose scores exceed the range of float32 take longer. The server
- * looks for such rows in q, k and v if they could make the job take over PREPARE_STRANGE_S seconds and PREPARE_STRANGE
- * times as long as expected. */
+/* If a job (the problems of a request) is expected to take PREPARE_CLOSER_S seconds or more, the server estimates its
+ * time a second time and reads the FlashMask bounds for that. Rows whose scores exceed the range of float32 take
+ * longer. The server searches q, k and v for such rows only if they could make the job take over PREPARE_STRANGE_S
+ * seconds, and over PREPARE_STRANGE times as long as expected. */
 #define PREPARE_CLOSER_S 0.05
-/* The longest time in seconds that a check of a client's results adds to the estimated time of its problem. If checking
- * all rows would take longer, the check looks at fewer rows. */
+/* The longest time in seconds that comparing a client's results with exact ones may add to the estimated time of a
+ * problem. If comparing all rows would take longer, fewer rows are compared. */
 #define PREPARE_JUDGE_S   1.0
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
 
-/* Largest work of `verify` for all problems of one body, in multiply-adds: about a second. A problem takes Sk * (D +
- * Dv) multiply-adds for each row that is verified, and the same number in addition for each head that has such a row.
- * K and V of one head of one problem are kept as doubles, and may have at most VERIFY_MAX_HEAD_ELEMENTS numbers
- * together. */
+/* Largest work of the option `verify` (which checks rows of `out`) for all problems of one body, in multiply-adds; they
+ * take about a second. Each verified row takes Sk * (D + Dv) multiply-adds, and each head that has a verified row takes
+ * the same number once more. K and V of one head are kept as doubles, and together may have at most
+ * VERIFY_MAX_HEAD_ELEMENTS numbers. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body; they take 30 ms. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 /* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
- * bound, a small body with head size 1 could keep an HTTP thread busy for 30 ms. */
+ * bound, a small body whose tensors have head size 1 could keep an HTTP thread busy for 30 ms. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
@@ -306,11 +314,11 @@ enum {
     /* number of additional streams of a device for guests: batches of clients that have no other batch on the device
      * (devices.c) */
     DEVICE_GUESTS = 6,
-    /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
-     * for this long. */
+    /* A guest (a batch of a client with no other batch on the device) starts only when the other batches have run for
+     * this long. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* If the running batches belong to several tenants, a guest (a batch of a tenant with no other batch on the device)
-     * waits until the oldest of them has run for this many times the guest's expected time. */
+    /* A guest is a batch of a client with no other batch on the device. If the running batches belong to several
+     * clients, a guest waits until the oldest of them has run for this many times the guest's expected time. */
     DEVICE_GUEST_FACTOR = 2,
     /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
      * have */
@@ -356,10 +364,10 @@ enum {
 
 /* Threads that wait for a device poll with short sleeps (base/polling_sleep.h). */
 enum {
-    /* requested length of one sleep; the kernel's timer makes it about twice as long, which is too short for the core
-     * to enter a deep sleep state */
+    /* Requested length of one sleep between two polls. The kernel's timer makes the sleep about twice as long. That is
+     * too short for the core to enter a deep sleep state. */
     NAP_NS = 50000,
-    /* longest time of polling; after a longer wait, a small delay does not matter */
+    /* longest time for which a thread polls for one result; after a longer wait, a small delay does not matter */
     NAPS_NS = 2000000,
     /* Threads that wait for a device poll only while at most this many requests wait. With more requests, polling would
      * take processor time from other threads. */
@@ -394,7 +402,8 @@ enum {
 #define DEVICE_GROUP_FLOPS 1e13
 /* The kernels that one flow (client) has queued on a GPU may take at most this estimated device time, in seconds. */
 #define DEVICE_FLOW_SECONDS 0.05
-/* Largest work, in estimated seconds, that one call of attn_run_some() puts on a GPU's stream. */
+/* Largest work, in estimated seconds, that one call of attn_run_some() (which launches the next part of the work) puts
+ * on a GPU's stream. */
 #define DEVICE_PIECE_SECONDS 0.025
 /* A batch that takes a GPU fewer seconds than this is put on the GPU's stream at once. A longer batch may have to wait
  * for earlier batches of the same client (see DEVICE_FLOW_SECONDS). */
@@ -403,7 +412,8 @@ enum {
 /* ---- Limits on memory -------------------------------------------------------------------------------------------- */
 
 enum {
-    /* at most a quarter of the staging memory (memory for tensors) may be leased for bytes that have not arrived yet */
+    /* Share of the staging memory (memory for tensors) that may be leased for bytes that have not arrived yet: a
+     * quarter. */
     STAGING_AHEAD_SHARE = 4,
     /* staging memory (memory for tensors) that was unused for this long goes back to the system */
     STAGING_WARM_MS = 30000,
@@ -427,8 +437,8 @@ enum {
         /* smallest tensor in bytes that a device copies from shared memory itself; drivers let the CPU copy smaller
          * ones */
     256 << 10,
-    /* The server waits for this time before and after it reads the time stamp of a shared file, so that every later
-     * write gets another time stamp. Time stamps are precise to a fifth of this time or better. */
+    /* The server waits for this time before and after it reads the modification time of a shared file. Every later
+     * write then gives the file a different time. Modification times are precise to a fifth of this time or better. */
     REGIONS_QUIET_MS = 50,
     /* time between a change of a shared memory object and the next attempt to pin it (to lock its pages in memory) */
     REGIONS_PIN_AGAIN_MS = 1000,
@@ -446,7 +456,8 @@ enum {
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    /* largest size in bytes of lines that wait for standard error; further lines are lost and counted */
+    /* largest size in bytes of log lines that wait to be written to standard error; further lines are lost and
+     * counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
     LOG_NAME_BYTES = 128,        /* longest request id or event name in a log line */

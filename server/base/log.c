@@ -394,7 +394,7 @@ static void after_fork_parent(void)
     pthread_mutex_unlock(&the.lock);
 }
 
-/* The child has no writer thread. The parent's writer thread writes the queued lines. */
+/* After fork(), the child has no writer thread. The parent's writer thread writes the queued lines. */
 static void after_fork_child(void)
 {
     the.open = the.closing = the.done = the.stuck = the.waiting = false;

@@ -17,7 +17,7 @@ static void on_wake(uv_async_t *async)
     box->last = &box->first;
     pthread_mutex_unlock(&box->lock);
     while (message) {
-        /* the handler may free the message */
+        /* `next` is read before the call, because the handler may free the message */
         struct message *next = message->next;
         message->next = NULL;
         box->handler(box->context, message);

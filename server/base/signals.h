@@ -1,8 +1,8 @@
 /* signals.h: handles SIGTERM, SIGINT and SIGHUP, and makes sure that the program ends.
  *
  * The signals are blocked in all threads, and one thread waits for them. A signal that arrives while the server starts
- * stays pending until this thread runs. If a process that was told to stop does not end within its time, the signal
- * thread ends it with status SIGNALS_STUCK, whatever the other threads do. */
+ * stays pending until this thread runs. If a process that was told to stop does not end within its time limit, the
+ * signal thread ends it with status SIGNALS_STUCK. */
 #ifndef SIGNALS_H
 #define SIGNALS_H
 

@@ -59,9 +59,9 @@ struct staging_source {
 struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const struct staging_source *source);
 void staging_free(struct staging_pool *staging); /* frees the pool; all its blocks must have been released */
 
-/* Leases a block of memory and charges it to the account `caller`, which may be NULL. Errors: TOO_LARGE (the size
- * exceeds the pool or the account's share), BUSY (other leases use the memory now), QUOTA (the account's own leases
- * have used up its share). */
+/* Leases a block of memory and charges it to the account `caller`, which may be NULL. TOO_LARGE: the size exceeds the
+ * pool or the account's share. BUSY: other leases use the memory now. QUOTA: the account's own leases have used up its
+ * share. */
 attn_status staging_lease(struct staging_pool *staging, struct caller *caller, size_t bytes,
                           struct staging_block **block, attn_error *err);
 /* Leases a block for the announced bytes of a body (its Content-Length), before the bytes arrive. On failure returns

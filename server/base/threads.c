@@ -24,7 +24,7 @@ enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 };
 int threads_of_libuv(void)
 {
     const char *text = getenv("UV_THREADPOOL_SIZE");
-    /* libuv also parses UV_THREADPOOL_SIZE with atoi() */
+    /* UV_THREADPOOL_SIZE is read with atoi(), as libuv reads it, so that both get the same number */
     const int count = text ? atoi(text) : LIBUV_THREADS;
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }
@@ -145,7 +145,7 @@ attn_status threads_try(int count, attn_error *err)
     pthread_attr_setstacksize(&attributes, stack);
     pthread_mutex_lock(&gate);
     while (started < count && pthread_create(&threads[started], &attributes, wait_at_gate, NULL) == 0) started++;
-    /* called while the started threads still exist, because refuse() counts them */
+    /* refuse() is called while the started threads still exist, because it counts them */
     if (started < count) status = refuse(started + 1, count, stack, err);
     pthread_mutex_unlock(&gate);
     while (started > 0) pthread_join(threads[--started], NULL);

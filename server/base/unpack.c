@@ -1,8 +1,8 @@
 /* unpack.c: unpacks compressed bodies with zlib's inflate(); see unpack.h.
  *
- * A body is unpacked to at most limit_bytes. Beyond UNPACK_FREE_BYTES it is also unpacked to at most UNPACK_RATIO times
- * the bytes that have arrived, because one byte of deflate can unpack to a thousand. Error texts do not depend on how
- * the body was split into pieces, so they have no positions. */
+ * A body is unpacked to at most limit_bytes. A body that unpacks to more than UNPACK_FREE_BYTES may also have at most
+ * UNPACK_RATIO times the bytes that have arrived. This limit exists because one byte of deflate data can become a
+ * thousand bytes. Error texts do not depend on how the body was split into pieces, so they have no positions. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>

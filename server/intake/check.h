@@ -1,8 +1,9 @@
 /* check.h: checks a complete request body. Refuses it, or turns it into a job that a device can run.
  *
- * A check takes up to 40 ms for 1024 problems, or 200 ms for a mask of a gigabyte. A small body is therefore checked by
- * the HTTP thread that received it, and a large one by libuv's threads on behalf of the main thread (state CHECKING).
- * Large bodies and shared memory are handled in pieces of work, which alternate with the pieces of other requests. */
+ * A check takes up to 40 ms for 1024 problems, or 200 ms for a mask of a gigabyte. The HTTP thread that received a
+ * small body checks it. Large bodies are checked by libuv's threads on behalf of the main thread (state CHECKING). The
+ * check of a large body, or of tensors in shared memory, is divided into pieces of work, which alternate with the
+ * pieces of other requests. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -19,7 +20,7 @@ struct check_result {
 };
 
 /* Finds the registered shared memory that the body refers to, and takes references to it. The HTTP thread calls this
- * before the other functions of this header. Returns false if this fails, and then fails the request. */
+ * before the other functions of this header. If this fails, it marks the request as failed and returns false. */
 bool check_shared(struct request *request);
 /* True if the check takes some milliseconds or more, which is too long for an HTTP thread. */
 bool check_takes_long(const struct request *request);

@@ -6,7 +6,8 @@
  *   spare:   | out | lse | ... when they do not fit after the inputs
  *
  * Every tensor starts on a 64-byte boundary. All outputs are contiguous, and so are all inputs, so that a device copies
- * each range at once. Outputs that the client wants in its registered GPU memory lie there instead. */
+ * all inputs at once, and all outputs at once. If the client wants an output in GPU memory that it has registered, the
+ * output lies there. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -24,7 +25,7 @@
 #include "server/work/transaction.h"
 #include "server/intake/verify.h"
 
-enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
+enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: in bytes, of copies within a device */ };
 
 /* Returns output number `number` of one item (a problem of the body), or NULL if this output needs no memory. A forward
  * with `save` needs memory for outputs that the answer does not contain. */
@@ -136,8 +137,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets the addresses of the tensors in clients' registered memory (regions). If tensors are in a GPU's memory, refuses
- * `save`, because the client may change them later, and checks of results, because the CPU cannot read them. */
+/* Sets the addresses of the tensors in clients' registered memory (regions). If tensors are in a GPU's memory, two
+ * things are refused: `save`, because the client may change the tensors later, and a check of results, because the CPU
+ * cannot read the tensors. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -239,9 +241,9 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the bytes of device memory for the scratch memory of kernels (`workspace`) and for exact outputs in float64.
- * Items (problems) are verified one after the other, so the largest exact output of an item counts. For a check of a
- * client's results, the exact results are in the memory of the outputs and do not count. */
+/* Returns how many bytes of device memory a job needs for the scratch memory of kernels (`workspace`) and for exact
+ * outputs in float64. Items (problems) are verified one after the other, so only the largest exact output counts. The
+ * exact results of a check of a client's results lie in the memory of the outputs, and do not count. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -303,8 +305,9 @@ static void add_truth(struct job *job, int index, double *most)
 }
 
 /* Decides whether a device computes the exact results (float64) for a check of a client's results, and adds the check's
- * cost to the job. Returns the bytes of these results in the memory of the outputs; 0: no device computes them. The
- * comparison on the CPU costs at most PREPARE_JUDGE_S, because it checks only some rows if time is short. */
+ * cost to the job. Returns the size in bytes of these exact results, which lie in the memory of the outputs; 0: no
+ * device computes them. The comparison on the CPU costs at most PREPARE_JUDGE_S, because it checks only some rows if
+ * time is short. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);
@@ -371,8 +374,8 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Returns how many bytes of the outputs' memory are for numbers that a device computes besides the results: to check
- * the lse of a backward, or to verify a forward's outputs. No job has both. */
+/* A device may compute numbers besides the results, to check the lse of a backward or to verify a forward's outputs (no
+ * job has both). Returns how many bytes of the outputs' memory these numbers take. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
@@ -383,8 +386,9 @@ static size_t found_bytes(const struct job *job)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Takes *bytes of memory for the outputs: after the inputs in their block, or in a second block. If there is no memory
- * for the exact results of a check, sets *bytes to 0; the CPU then computes them later (kernels/judge/judge.h). */
+/* Takes *bytes bytes of memory for the outputs: after the inputs in their block, or in a second block. If there is no
+ * memory for the exact results of a check, sets *bytes to 0. The CPU then computes the exact results later
+ * (kernels/judge/judge.h). */
 static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
 {
     /* inputs and outputs share no cache line, because threads write outputs while others read inputs */
@@ -457,7 +461,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         saves += item->save;
     }
 
-    bytes += found_bytes(job); /* at most 100 KB more, so the sum cannot overflow */
+    bytes += found_bytes(job); /* found_bytes() returns at most 100 KB, so the sum cannot overflow */
     char *at = NULL;
     if ((status = take_outputs(job, &bytes, &at, err)) != ATTN_OK) return status;
     job->outputs = (struct job_region){ at, bytes };

@@ -25,10 +25,10 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
  * the CPU may still do for this body. verify_prepare() explains the errors. */
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
-/* Decides whether a device computes the exact results (truth, in float64) for a check (job->truths), and returns how
- * many bytes these results take in the memory of the outputs. 0: the judge (the code on the CPU that compares the
- * results) computes them itself, but only for some rows if the problem is large. The result is 0 if devices do not
- * compute exact results, if only a GPU can read the tensors, or if judge_wants() returns 0. */
+/* Decides whether a device computes the exact results (truth, in float64) for a check (job->truths). Returns how many
+ * bytes these results take in the memory of the outputs; 0: the judge (the code on the CPU that compares the results)
+ * computes them itself, but only for some rows if the problem is large. The result is 0 if devices do not compute exact
+ * results, if only a GPU can read the tensors, or if judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
 /* Sets the addresses of the exact results of the body's checks. They lie in the memory of the outputs, from *at on; *at
  * becomes the end of these results. */

@@ -33,14 +33,14 @@ struct region {
     /* The pages of the region that a driver holds for devices; NULL: none. The table's lock protects the members from
      * here to `after`. */
     struct pin *pin;
-    /* modification time of the object when no client had modified it; a different time shows that a client has */
+    /* modification time of the object while clients had not modified it; a different time shows that a client has */
     struct timespec seen;
     int writing; /* number of the server's running writes to the region */
-    /* Whether no client had modified the object when the server began to write to it. */
+    /* Whether the object was unmodified by clients when the server began to write to it. */
     bool intact;
     /* time of the last attempt to pin the region (let a driver hold its pages); 0: none */
     int64_t pinned_ms;
-    /* whether the region is in the list `fresh` of regions to pin, which then holds a reference */
+    /* whether the region is in `fresh`, the list of regions to pin; the list then holds a reference to it */
     bool is_to_pin;
     struct region *after; /* next region in the list `fresh` */
 
@@ -53,7 +53,8 @@ struct region {
 
 /* A pin: pages of a shared object that a driver holds, so that devices can copy from and to them. */
 struct pin {
-    /* one for the region, and one for each tensor of a request that uses the pin; protected by the table's lock */
+    /* Number of references: one from the region, and one from each tensor of a request that uses the pin. Protected by
+     * the table's lock. */
     int references;
     struct regions *regions;
     /* `mapping`: whole pages of the object; `memory`: the region's first byte in this mapping */
@@ -102,15 +103,15 @@ void region_let_pin_go(struct pin *pin);
 /* True if no client has modified the object since the region was pinned, and the object is still long enough. */
 bool region_is_intact(const struct region *region);
 
-/* Puts the region on the list of regions whose pages a driver is to pin, if it has a suitable size and the last attempt
- * was not a short time ago. */
+/* Puts the region on the list `fresh`, so that a driver will pin its pages (hold them for devices). Does nothing if the
+ * size of the region is unsuitable, or if the last attempt to pin it was a short time ago. */
 void region_ask_for_pin(struct region *region);
 
 /* ---- Functions of keeper.c, to be called without the lock -------------------------------------------------------- */
 
 /* Call this with `begins` true before each of the server's writes to the region, and with false after it. The write
- * then does not count as a modification by the client. The client must not modify the object in between, because this
- * would not be noticed. */
+ * then does not count as a modification by the client. The client must not modify the object between the two calls,
+ * because the server would not notice the modification. */
 void region_note_write(struct region *region, bool begins);
 
 /* The main function of the table's own thread, which makes calls that may take long. It ends when `end` is set and

@@ -1,5 +1,5 @@
-/* keeper.c: references to regions (memory that clients registered), and the table's own thread. It makes calls that may
- * take long and that threads with requests must not wait for: munmap(), pinning by a driver, the last close() of an
+/* keeper.c: references to regions (memory that clients registered), and the table's own thread. This thread makes the
+ * calls that may take long, so that no request waits for them: munmap(), pinning by a driver, the last close() of an
  * object.
  *
  * A pin (pages that a driver holds) is valid while its pages belong to the object: a client may truncate its object and
@@ -88,9 +88,9 @@ void region_ask_for_pin(struct region *region)
 }
 
 /* Maps the object's pages and lets a driver hold (pin) them. The first write to a mapped page changes the object's
- * modification time. All pages are therefore written to before that time is recorded. A pause before and a pause after
- * make sure that any later modification has a different time. If the client truncates the object meanwhile, a system
- * call fails, and no SIGBUS is raised. */
+ * modification time. All pages are therefore written to before that time is recorded. The pauses before and after the
+ * recording make sure that any later modification has a different time. If the client truncates the object during this
+ * function, a system call fails, and no SIGBUS is raised. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -130,8 +130,9 @@ static struct pin *pin(struct region *region)
     return NULL;
 }
 
-/* Pins the next region in the list `fresh`, unless the bound on pinned memory is reached; the CPU then copies. To be
- * called with the lock held, which is released while it pins. */
+/* Pins the next region in the list `fresh`: a driver holds its pages, so that devices can copy. If the bound on pinned
+ * memory is reached, the region is not pinned, and the CPU copies. Call this with the lock held; the lock is released
+ * during the pinning. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;

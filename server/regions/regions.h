@@ -2,8 +2,9 @@
  * (Triton's shared memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
  *
  * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
- * A region belongs to the access token whose client registered it. A region holds a descriptor, or the opened memory,
- * so it stays valid for running requests when the client unlinks the object or unregisters the region.
+ * A region belongs to the access token whose client registered it. A region holds a descriptor of the object, or the
+ * opened GPU memory. It therefore stays valid for running requests when the client unlinks the object or unregisters
+ * the region.
  *
  *     POST .../register -> regions_register()    adds the region to the table
  *     body complete     -> region_uses_new()     finds and holds all regions that the request names
@@ -25,8 +26,8 @@
  * A GPU uses tensors in its own memory in place. The CPU does not read these tensors, so only tensors whose values need
  * no check may lie there (proto_may_lie_on_device()). The client must not change them until the kernels are done.
  *
- * The last user of a region does not close the region, because that may take long: close() of an unlinked object frees
- * all pages, which takes seconds for some gigabytes, and closing a GPU's memory may wait for all work on the GPU. The
+ * The last user of a region does not close the region, because that may take long. close() of an unlinked object frees
+ * all its pages, which takes seconds for some gigabytes. Closing a GPU's memory may wait for all work on the GPU. The
  * table has a thread of its own that closes regions. */
 #ifndef REGIONS_H
 #define REGIONS_H
@@ -59,7 +60,8 @@ struct regions *regions_new(const char *const *prefixes, int prefix_count);
  * regions together. Call this before the first registration. The device must stay open until regions_free(). */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    /* Frees the table, before the devices are closed; does nothing for NULL. No region may be in use. */
+    /* Frees the table. Call this before the devices are closed, and when no request uses a region. Does nothing for
+     * NULL. */
     struct regions *regions);
 
 /* ---- The table of registered regions ----------------------------------------------------------------------------- */
@@ -132,8 +134,9 @@ struct region_uses {
     struct region_use list[];
 };
 
-/* Finds all regions of a body. Errors: NOT_FOUND (an unknown region, or another account's), INVALID (a range past the
- * region's end, a tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
+/* Finds all regions that a body names. NOT_FOUND: a region is unknown, or belongs to another account. INVALID: a range
+ * goes past its region's end, a tensor may not lie in a GPU's memory, or tensors lie in memory of two GPUs. NO_MEMORY:
+ * out of memory. */
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses);
@@ -152,10 +155,11 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Call this twice. The first call, when the problem's shapes are known, checks that the outputs fit into their regions,
- * and gives addresses to outputs in pinned memory or in a GPU's memory. The second call, when outputs in staging memory
- * have addresses, records what must be copied. INVALID: an output does not fit, or overlaps another output or an input
- * in a GPU's memory; or a tensor in a GPU's memory is not aligned to its elements or to `alignment`. */
+/* Call this twice. The first call is made when the problem's shapes are known. It checks that the outputs fit into
+ * their regions, and sets the addresses of outputs in pinned memory or in a GPU's memory. The second call is made when
+ * outputs in staging memory have addresses. It records what must be copied. INVALID: an output does not fit, or
+ * overlaps another output or an input in a GPU's memory; or a tensor in a GPU's memory is not aligned to its elements
+ * or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* region_uses_read() copies the inputs to the server's memory, and region_uses_write() copies the outputs to the
