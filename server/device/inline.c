@@ -86,7 +86,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if all tensors are in a client's registered range of a GPU's memory, so that nothing is copied. */
+/* True if the job is small and all its tensors are in a range of a GPU's memory that a client has registered, so that
+ * nothing is copied. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -138,8 +139,9 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* Some GPUs write to host memory at the end of the work, so most polls read only that memory. The driver is
-             * called once per INLINE_ASK_NS, because only it reports errors. */
+            /* ask_ns: time of the next call of the driver. Some GPUs write to host memory at the end of the work; most
+             * polls then read only that memory. The driver is called once per INLINE_ASK_NS, because only the driver
+             * reports errors. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -279,7 +281,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* Too little memory: a device's thread may wait for memory, but an HTTP thread may not, so the job is queued. */
+    /* The job cannot run on this slot, for example because the GPU is busy or memory is short. An HTTP thread must not
+     * wait until this changes, so the caller queues the job. */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

@@ -125,8 +125,8 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if the merged problem would run on the same kernel as its separate problems. The choice depends only on the
- * alignment of addresses, so the merged tensors need no memory yet. */
+/* True if the merged problem would run on the same kernel as its separate problems. For this choice only the alignment
+ * of addresses counts, so the merged tensors need no memory yet. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     /* no overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound the sizes */

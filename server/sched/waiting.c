@@ -128,7 +128,7 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* ends the transaction of a queued job only; that of a running job ends when the device is done */
+        /* the job is queued, so its cache transaction ends now; that of a running job ends when the device is done */
         transaction_end(job, false);
     }
     if (job->finishing)
