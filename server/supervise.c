@@ -45,7 +45,8 @@ int supervise_inherited(int *fds, int capacity)
     return count;
 }
 
-/* Replaces this process, a child after fork(), by a new server. Only system calls are allowed here. */
+/* Replaces this process, a child after fork(), by a new server. Only system calls are allowed here, because another
+ * thread may have held a lock at the fork. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {

@@ -87,7 +87,7 @@ void caches_lose(struct caches *caches, int device);
  * The pool's memory is not available for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
-/* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
+/* ---- Functions for caches; any thread may call them, and they never wait for a transaction ----------------------- */
 
 /* Makes a cache. The scales may be NULL; for float8_e4m3fn they are arrays of kv_heads numbers. Errors: INVALID,
  * UNSUPPORTED (sizes that the server does not support), TOO_LARGE (a page is larger than the pool), QUOTA (the account
@@ -197,7 +197,7 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
  * waiting step needs one of its caches.
  *
  * To retry waiting steps, call this for all of them, from the oldest to the youngest, with the same number in `scan`.
- * Use a new number for each such pass. `scan` is 0 if no other step waits and the caller will not let this one wait.
+ * Use a new number for each such pass. `scan` is 0 if no other step waits and the caller will not let this step wait.
  *
  * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
  * larger table than caches_table_bytes() said). */

@@ -24,8 +24,8 @@ struct pool {
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
-    /* number of all caches in the pool, and of those that have pages; a deleted cache counts until its last transaction
-     * has ended */
+    /* caches: number of all caches in the pool. filled: number of those that have pages. A deleted cache counts until
+     * its last transaction has ended. */
     int64_t caches, filled;
 };
 
@@ -49,7 +49,8 @@ struct cache {
     bool writing, dead;
     /* length to which the cache is cut when its running transactions end; -1: it is not cut */
     int64_t truncate_to;
-    /* value of `scan` in the last call of caches_begin() or caches_ask() whose step uses this cache and had to wait */
+    /* `scan` of the last call of caches_begin() or caches_ask() for a step (transaction) that uses this cache and had
+     * to wait */
     uint64_t wanted;
     /* number of the last call of caches_look() that named this cache; it shows whether a call names the cache twice */
     uint64_t looked;
@@ -80,7 +81,7 @@ struct caches {
 struct cache_row {
     struct cache *cache;
     int64_t before;
-    int64_t first; /* index in the cache's page list at which `pages` are inserted */
+    int64_t first; /* index in the cache's page list of the first page of `pages` */
     int64_t count;
     int32_t *pages;
     bool copied; /* whether pages[0] is a copy of a shared page, and replaces that page in the cache */
@@ -118,7 +119,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
 /* Returns how many bytes of KV cache pages an account may have on all devices together. INT64_MAX: there is no
  * limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* Updates the counters of the pool and of the account. `before` is the cache's number of pages before the change. */
+/* Updates the counters of the pool and of the account after the number of the cache's pages has changed. `before` is
+ * the number before the change. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 /* Cuts the cache to its first `length` positions. Call page_list_may_cut() first, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);

@@ -654,7 +654,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* admit() removes expired caches without users; this count keeps the cache that is forked */
+        /* a cache with users is not removed when admit() removes expired caches */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

@@ -1,9 +1,10 @@
 /* http_threads.h: decides which HTTP thread serves a connection, and when each thread is pinned to one core. Each HTTP
  * thread is a libmicrohttpd daemon with one thread.
  *
- * If the CPU is the device, most of a small request's time goes to memory. This memory stays in one core's cache if the
- * connection's packets arrive on the core that also runs its HTTP thread. Each core therefore has the same number of
- * threads, and a connection goes to the least busy thread of the core on which its packets arrive (SO_INCOMING_CPU).
+ * If the CPU is the device, a small request spends most of its time on accesses to memory. This memory stays in one
+ * core's cache if the connection's packets arrive on the core that also runs its HTTP thread. Each core therefore has
+ * the same number of threads, and a connection goes to the least busy thread of the core on which its packets arrive
+ * (SO_INCOMING_CPU).
  *
  * A pinned thread may have to wait for its core while other cores are idle. Threads are therefore pinned only while
  * there are many requests, spread evenly across cores.

@@ -19,11 +19,11 @@
 #include "server/base/limits.h"
 
 enum lingering_close_why {
-    LINGER_DELIVER, /* the socket stays open until the answer has been delivered */
+    LINGER_DELIVER, /* the socket stays open until the answer has been delivered or the client has closed its side */
     /* the socket stays open, and bytes are dropped, until the client closes its side or a limit is reached */
     LINGER_DROP,
-    /* The socket stays open until the answer has been delivered, as with LINGER_DELIVER. It was also shut down for
-     * reading (see reset_on_close()). */
+    /* The socket stays open until the answer has been delivered, even if the client seems to have closed its side. The
+     * socket was shut down for reading, so recv() reports the end of the data in any case. */
     LINGER_CUT,
 };
 

@@ -2,7 +2,7 @@
  *
  * A model is a name for an operation, such as forward, with a dtype and a mask, because clients such as perf_analyzer
  * can choose only a model's name, shapes and a dtype. They send every input that the model's metadata names, so the
- * metadata names only required inputs, and as optional those that may be left out once a sequence has begun. The
+ * metadata names only required inputs and those optional ones that may be left out once a sequence has begun. The
  * parameters of the model's configuration name all other inputs.
  *
  * Statistics count answered requests and their time, under the names that Triton has. `success` and `fail` have the

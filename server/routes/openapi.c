@@ -282,7 +282,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* `first` is the index of the first row with this path. */
+/* Writes one path with all its methods. `first` is the index of the first row with this path. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);

@@ -14,7 +14,8 @@
 #include "server/work/job.h"
 
 struct queue {
-    /* number, and largest number, of the requests that are being received, and of those that wait for a device */
+    /* For each kind of place (CALLER_RECEIVING, CALLER_WAITING): how many requests have a place, and how many may have
+     * one. */
     struct {
         _Atomic int count;
         int limit;
@@ -53,7 +54,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
  * rate of work. */
 int queue_retry_after_s(const struct queue *queue, int devices);
 
-/* How many jobs wait for a device, and the bytes of their tensors. */
+/* Sets *jobs to the number of jobs that wait for a device, and *bytes to the size of their tensors. */
 void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
@@ -65,7 +66,7 @@ void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
 /* The device for which queue_take() chooses a batch. has_room() returns whether a batch that begins with `job` may be
- * sent to it now. If has_room is NULL, every batch may. */
+ * sent to it now. If has_room is NULL, every batch may be sent. */
 struct queue_taker {
     int device;
     bool (*has_room)(void *context, const struct job *job);
@@ -87,8 +88,9 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
  * queue.c), which here does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs() is called when a batch has been sent to a device, at the time left_ns. queue_flow_ran() is called
- * when the batch has come back. `flow` is that of the batch's first job, or NULL. */
+/* While a batch runs, the time since left_ns, when it was sent to a device, counts in the virtual time of `flow`, the
+ * flow of its first job (NULL: none). queue_flow_runs() is called when the batch has been sent, and queue_flow_ran()
+ * when it has come back. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

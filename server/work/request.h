@@ -109,9 +109,11 @@ struct request {
     const struct route *route;
     /* values of the path's parameters, in the order of the route's pattern */
     struct slice parameters[REQUEST_PARAMETERS];
-    /* the client's account (access token); the request holds a reference; NULL: not determined yet, or refused */
+    /* The client's account (access token). The request holds a reference to it. NULL: the account is not known yet, or
+     * the client was refused. */
     struct caller *caller;
-    /* the flow (client) that is charged for device time; the request holds a reference; NULL: not known yet */
+    /* The flow (client) that is charged for the request's device time. The request holds a reference to it. NULL: not
+     * known yet. */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
@@ -130,7 +132,8 @@ struct request {
     size_t text_bytes;
     uint64_t decoded_bytes;    /* bytes of the unpacked body that the parser has received */
     int64_t client_timeout_ms; /* header X-Request-Timeout-Ms; -1: not given */
-    /* The kind of the request's place in the queue; CALLER_PLACES: none. Only request.c changes it. */
+    /* Which kind of place in the queue the request has: receiving or waiting. CALLER_PLACES: none. Only request.c
+     * changes it. */
     int place;
 
     /* Only the request's owner uses the members below. */
@@ -160,7 +163,8 @@ void request_free(struct request *request);
 /* Marks the request as one with tensors, which request_count() then counts. */
 void request_count_in(struct request *request);
 
-/* Moves the request to its next state, whose owner then owns it. Only the current owner may call this. */
+/* Moves the request to its next state. The owner of that state (REQUEST_STATE_MAP) then owns the request. Only the
+ * current owner may call this. */
 void request_move(struct request *request, enum request_state to);
 
 /* Records why the request is refused. Only the first reason is kept. */
@@ -172,12 +176,13 @@ void request_fail_status(struct request *request, const attn_error *why);
 void request_fail_in_job(struct request *request, const attn_error *why);
 
 /* Replaces the request's place in the queue by one of the kind `place`, before the request moves to a state that needs
- * it. After an error it has no place. request_move() releases the place when the next state needs none. Only the
- * request's owner may call this. */
+ * it. After an error the request has no place. request_move() releases the place when the next state needs none. Only
+ * the request's owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
 /* Charges the size of the request's text or answer to the limit on staging memory (memory for tensors), although it
- * lies elsewhere. Only growth since the last call is charged, also to the request's account. Errors: BUSY, QUOTA. */
+ * lies elsewhere. Only the growth since the last call is charged. The request's account is charged too. Errors: BUSY,
+ * QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed while it was received: parser, place in the queue, memory for tensors, references to
