@@ -184,7 +184,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* pinning memory for devices takes long and stalls the device, so a pool of pinned memory keeps all of it */
+    /* pinning memory takes long and stalls the device, so a pool of pinned memory returns none of it to the system */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);

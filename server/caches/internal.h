@@ -17,7 +17,7 @@ enum { PROCESS_CHARS = 8, BUCKETS = CACHES_MAX_COUNT };
 static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash");
 
 struct pool {
-    struct pages *pages; /* NULL: the pool's memory is not allocated yet */
+    struct pages *pages; /* the table of the pool's pages; NULL: the pool's memory is not allocated yet */
     char *memory;        /* address of page 0, on the device */
     const char *device;  /* name of the device; NULL: the device has no pool, or has failed */
     bool opening;        /* whether a thread is allocating the pool's memory while other threads wait for it */
@@ -38,7 +38,8 @@ struct cache {
     struct cache *next_sequence;
     char sequence[PROTO_SEQUENCE_BYTES];
     struct cache_shape shape;
-    float *k_scale, *v_scale; /* [kv_heads] scales; NULL: the cache has none */
+    /* [kv_heads]: quantisation scales of the keys and of the values; NULL: the cache has none */
+    float *k_scale, *v_scale;
     int pool;
     size_t page_bytes;
     int32_t run; /* number of granules (units of the pool's memory) in a page */

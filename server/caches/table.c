@@ -654,7 +654,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* a cache with users is not removed when admit() removes expired caches */
+        /* counts as a user of the cache, because admit() removes expired caches without users */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

@@ -300,7 +300,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        /* a cache with users is not removed with the expired caches */
+        /* counts as a user of the cache, because expired caches without users may now be removed */
         step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);

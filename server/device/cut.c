@@ -89,7 +89,7 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         return count;
     }
     /* Size of the largest part, in heads or batch rows. If fewer than `count` parts of this size hold all heads or
-     * rows, the job is cut into fewer parts, because the largest of `count` parts would have the same size. */
+     * rows, the job is cut into fewer parts. With `count` parts, the largest part would have the same size. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -242,7 +242,8 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
-/* Cuts a job by queries into sum_parts parts. If there are fewer devices, some get several parts. */
+/* Cuts a job by queries into job->sum_parts parts, whose gradients are added up later. If there are fewer devices, some
+ * get several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];

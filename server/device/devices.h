@@ -66,8 +66,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* True if the batch only adds up gradients. Its part has run its kernels already, and was sent to its device again to
- * add up its share of the gradients that are sums over all queries. */
+/* True if the batch only adds up gradients that are sums over all queries. Its part has run its kernels already. It was
+ * sent to its device again, to add up its share of these gradients. */
 static inline bool batch_adds(const struct batch *batch)
 {
     return batch->parts[0]->adds;

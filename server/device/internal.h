@@ -203,7 +203,7 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 /* Does the work of memory_copy_in() and memory_move() in one launch, on a device that can read staging memory (host
  * memory). */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
-/* Makes room for `count` copies by a kernel in the array slot->moves. */
+/* Makes room in the array slot->moves for `count` copies, which a kernel will make. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
 /* Makes the scratch memory of kernels at least `bytes` large; its contents are lost when it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,

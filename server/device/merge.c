@@ -11,8 +11,8 @@
  *
  * A kernel makes the moves (attn_moves()), on devices that can read and write staging memory: three launches serve all
  * jobs. Each answer is equal to the bit to the answer of a job that runs alone, because no kernel's arithmetic depends
- * on B (except in a backward without `deterministic`, whose last bits may differ anyway). If the larger B would lead to
- * another kernel, the problems are not merged.
+ * on B. Only in a backward without `deterministic` may the last bits differ, as they may between any two runs. If the
+ * larger B would lead to another kernel, the problems are not merged.
  *
  * The keys and values of a decode transaction are in the pages of the pool, which all transactions of a device share.
  * Keys and values are therefore not merged, but queries and tables are. The moves also copy new keys and values to

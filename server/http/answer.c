@@ -6,7 +6,7 @@
  * first byte (Content-Length).
  *
  * If there is no memory for an answer, the client gets status 503. But if the request has already changed something,
- * such as a cache, the connection is closed without an answer, so that the client knows that the change may have
+ * such as a cache, the connection is closed without an answer. The client then knows that the change may have
  * happened. */
 #include "server/http/answer.h"
 #include "server/http/exchange.h"

@@ -191,7 +191,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
         keep_body(request, bytes, count);
     }
     exchange->received_bytes += count - left;
-    /* of a compressed body, the number of unpacked bytes counts as progress, if it is larger */
+    /* for a compressed body, progress is the number of unpacked bytes, if it is larger than that of received bytes */
     connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
                                                   ? request->decoded_bytes
                                                   : exchange->received_bytes);

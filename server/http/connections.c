@@ -158,7 +158,7 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    /* false (the connection was cut) is ignored: the HTTP thread will notice it later */
+    /* the result false is ignored: it means that the connection was cut, which the HTTP thread notices later */
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
 }
@@ -210,9 +210,9 @@ static bool has_unread(const struct connection *connection)
     return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
-/* True if the server has read all bytes that this client has sent, and the connection is between two requests or the
- * client has never sent a byte. The kernel does not count the bytes that a unix socket receives, so a unix socket is
- * silent only between two requests. */
+/* True if the server has read all bytes that this client has sent, and no request is under way: the connection is
+ * between two requests, or the client has never sent a byte. The kernel does not count the bytes that a unix socket
+ * receives, so a unix socket is silent only between two requests. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
@@ -333,9 +333,9 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    /* the server refuses such a client's request and drops the body, so the connection may be closed */
+    /* the server drops the body of a client without a token, so the connection may be closed */
     case CONNECTION_BODY:
-    /* such a client receives only a refusal or a public page, so the connection may be closed */
+    /* a client without a token receives only a refusal or a public page, so the connection may be closed */
     case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }

@@ -64,7 +64,7 @@ struct connection {
     /* On a server without tokens: the account (flow) that is charged for the device time of this connection's requests.
      * The connection holds a reference to it. NULL: no request has computed yet. */
     struct flow *flow;
-    /* request that is being received or answered; NULL between two requests; only the HTTP thread uses this */
+    /* The request that is being received or answered. NULL between two requests. Only the HTTP thread uses this. */
     struct request *request;
     /* Whether the client may still be sending a request that was refused. The socket is then kept open for a time after
      * the connection (LINGER_DROP). Only the HTTP thread uses this. */

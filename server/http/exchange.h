@@ -33,7 +33,7 @@ struct exchange {
     unsigned methods; /* methods that the table of routes has for the path: bits of enum route_method */
     /* ids in the header traceparent; empty: none */
     char trace_id[33], span_id[17];
-    char peer[PEER_BYTES]; /* the client's address, as trusted proxies report it */
+    char peer[PEER_BYTES]; /* the client's address; behind trusted proxies, the address that they report */
     /* strings in libmicrohttpd's memory, valid until the request is completed */
     const char *method, *path;
     enum exchange_step step;

@@ -29,7 +29,7 @@ enum lingering_close_why {
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of the kept sockets that are open for reading; readable when bytes have arrived; -1: none */
+    /* Epoll set of the kept sockets that are open for reading. It is readable when bytes have arrived. -1: none. */
     int epoll_fd;
     int most; /* largest number of sockets that may be kept open, at most LINGER_MOST */
     /* descriptors from this number on are reserved for connections; kept sockets have lower numbers */

@@ -1,6 +1,6 @@
 /* listen.h: the sockets on which attnd listens. attnd, and not libmicrohttpd, accepts the connections. A client over
- * the connection limit therefore gets a 503, the server does not spin when file descriptors run out, and a supervisor
- * can keep the sockets while a server is replaced. */
+ * the connection limit therefore gets a 503. The server does not spin when file descriptors run out. A supervisor can
+ * keep the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
 

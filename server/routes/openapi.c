@@ -142,7 +142,7 @@ static bool has_error(uint64_t errors, int error, int status)
 }
 
 /* Writes the error response of one status. All error responses have one schema, because some client generators make a
- * class for each schema, and others none at all. */
+ * class for each schema, and others make no class at all. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";

@@ -365,8 +365,8 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* If a job has gradients that are sums over queries and all its parts ran, sends each part to its device once more, to
- * add up the gradients. Returns true if a part was sent, so that the job is not over. */
+/* If all parts of a job ran and some of its gradients are sums over queries, sends each part to its device once more,
+ * to add up these gradients. Returns true if a part was sent, so that the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;

@@ -420,7 +420,8 @@ void loop_close(struct loop *loop)
 {
     /* Ends what is left: running pieces are completed, hang-up watches closed, and late batches freed without an
      * answer. */
-    loop->awake_until_ns = 0; /* keeps on_prepare() from polling the devices, which are closed */
+    /* on_prepare() need not poll for the ends of batches any more, because the devices have stopped */
+    loop->awake_until_ns = 0;
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     mailbox_close(&loop->box);

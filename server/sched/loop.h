@@ -47,7 +47,7 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend);
  * without waiting for requests. SIGHUP makes it read the access tokens again. */
 void loop_signal(struct loop *loop, int number);
 
-/* Frees the event loop after the web servers and the devices are closed. */
+/* Frees the event loop. The web servers must be closed, and the threads of the devices must have ended. */
 void loop_close(struct loop *loop);
 
 /* Hands a request over to the main thread. Its connection must be suspended. HTTP threads call this. */

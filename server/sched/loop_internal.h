@@ -100,7 +100,8 @@ void batches_enqueue(struct loop *loop, struct job *job);
  * out of memory; the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 void batches_dispatch(struct loop *loop);
-/* Sets `batch_jobs` and `follows` of each job in the batch, for KServe's statistics. */
+/* Notes in each job how many jobs its batch has (`batch_jobs`), and whether an earlier job of the batch has the same
+ * model (`follows`). KServe's statistics need this. */
 void batches_mark(struct batch *batch);
 /* libuv calls this when the time of --batch-window-us is over. */
 void batches_window(uv_poll_t *poll, int status, int events);

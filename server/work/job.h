@@ -58,7 +58,7 @@ enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS }
 /* The heads, batch rows or queries that one device computes when several devices share a job, and what fraction of the
  * job's work this is. */
 struct job_range {
-    int64_t first, end; /* heads, batch rows or queries `first` to end - 1 */
+    int64_t first, end; /* the range is the heads, batch rows or queries from `first` to end - 1 */
     double share;
 };
 
@@ -143,7 +143,7 @@ struct job {
     struct job_region outputs; /* memory of all output tensors, which lie one after the other */
     struct contexts *contexts;
     struct caller *caller; /* the account (access token) that is charged; the job holds a reference */
-    /* the flow (client) that is charged for device time; the job holds a reference; NULL: none */
+    /* The flow (client) that is charged for device time. The job holds a reference to it. NULL: none. */
     struct flow *flow;
     int64_t priority; /* urgency among the waiting jobs of one account: jobs with 1 are sent before jobs with 2 */
     /* For each item (problem), a reference to the job of the context (saved forward) that it uses, or NULL. The array

@@ -1,7 +1,7 @@
 /* queue.h: the jobs that wait for a device (only the main thread uses them), and the admission of requests (any
- * thread). A request takes a place of the kind CALLER_RECEIVING from its headers to its last byte, then one of the kind
- * CALLER_WAITING until it is sent to a device or ends. Each kind has a bounded number of places, so clients that send
- * slowly do not keep others from being computed. */
+ * thread). From its headers to its last byte, a request has a place of the kind CALLER_RECEIVING. Then it has a place
+ * of the kind CALLER_WAITING, until it is sent to a device or ends. Each kind has a bounded number of places, so
+ * clients that send slowly do not keep others from being computed. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -88,9 +88,9 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
  * queue.c), which here does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* While a batch runs, the time since left_ns, when it was sent to a device, counts in the virtual time of `flow`, the
- * flow of its first job (NULL: none). queue_flow_runs() is called when the batch has been sent, and queue_flow_ran()
- * when it has come back. */
+/* A running batch counts in the virtual time of `flow` from left_ns on, the time at which it was sent to a device.
+ * `flow` is the flow of the batch's first job, or NULL. queue_flow_runs() is called when the batch has been sent, and
+ * queue_flow_ran() when it has come back. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

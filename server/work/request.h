@@ -1,6 +1,6 @@
-/* request.h: one HTTP request from its request line to its last byte. It has one owner (thread) at a time, and the
- * hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and resume), so that the new owner sees what
- * the old one wrote. request_move() checks each move against the table of states, and counts it for /metrics. */
+/* request.h: one HTTP request from its request line to its last byte. It has one owner (thread) at a time. The
+ * hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and resume), so the new owner sees what the
+ * old one wrote. request_move() checks each move against the table of states, and counts it for /metrics. */
 #ifndef REQUEST_H
 #define REQUEST_H
 
@@ -24,7 +24,7 @@ struct hangup_watch;
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
 /* One row for each state: its id, its label in /metrics, the role of the thread that owns the request, the kind of
- * place in the queue that the request needs, the next states.
+ * place in the queue that the request needs, and the states to which the request may move next.
  *
  * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If a device
  * reads or writes the client's own memory, the request is held (not answered) until the job ends, unless the device
