@@ -64,8 +64,8 @@ static int64_t most_of(const attn_problem *p, enum job_way way)
     }
 }
 
-/* Chooses how `count` devices share the problem: by heads, batch rows or queries. `sums`: cutting by queries is allowed
- * even if gradients must be added up over the parts. */
+/* Chooses how `count` devices share the problem: by heads, batch rows or queries. If `sums` is true, the problem may be
+ * cut by queries even if gradients must be added up over the parts. */
 static enum job_way way_of(const attn_problem *p, int count, bool sums)
 {
     const int64_t heads = most_of(p, JOB_BY_HEADS), rows = most_of(p, JOB_BY_BATCH);

@@ -161,8 +161,8 @@ void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
 void sums_lose(struct job *job);
 
-/* Among the devices that may have room for a batch, returns the one with the least work; among several of these, the
- * one with the fewest batches. NULL: all are busy. Devices whose bit in `passed_over` is set are left out. */
+/* Returns the device with the least work among those that may have room for a batch. If several have the least work,
+ * returns the one with the fewest batches. Leaves out devices whose bit in `passed_over` is set. NULL: all are busy. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* True if the device has room for a batch that begins with this job. If not, and if the job's flow (client) has no
  * batch on the device, reduces *wait_ns to the time until there may be room. The caller must have set *wait_ns. */

@@ -65,8 +65,9 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* Takes the inline slot (a stream for HTTP threads) with this core's number, or the next free one; NULL: none is free.
- * `only`: number of the only device that can compute the job, or -1. */
+/* Takes the inline slot (a stream for HTTP threads) with this core's number, or the next free one. If only one device
+ * can compute the job, `only` is its number, and the slot must belong to it; otherwise `only` is -1. NULL: no such slot
+ * is free. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;

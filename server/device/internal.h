@@ -235,8 +235,8 @@ bool parts_use(const attn_problem *p, int id);
  * problem's tensors. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Enqueues copies on the slot's stream: the part's results to the host if `out`, otherwise its inputs to the device.
- * `there` is the part's problem on the device. */
+/* Enqueues copies on the slot's stream. If `out` is true, they copy the part's results to the host. Otherwise they copy
+ * its inputs to the device. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 

@@ -77,8 +77,8 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if the tensors `a` and `b` allow their two problems to be merged. `paged`: the problems belong to cache
- * transactions. */
+/* True if the tensors `a` and `b` allow their two problems to be merged. `paged` is true if the problems belong to
+ * cache transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
@@ -196,8 +196,9 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Appends to slot->moves the copies of one tensor between a job (to it if `out`) and the merged problem. If the rows of
- * the merged tensor are farther apart than those of the job's tensor, each row needs a copy of its own. */
+/* Appends to slot->moves the copies of one tensor between a job and the merged problem: to the job if `out` is true,
+ * and otherwise from it. If the rows of the merged tensor are farther apart than those of the job's tensor, each row
+ * needs a copy of its own. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

@@ -532,7 +532,7 @@ static void start(struct device *device, struct slot *slot)
 }
 
 /* Ends the batches whose work is done, and puts the next work of all other batches on their streams. Returns true if a
- * batch ended. If `wait` is true, first waits for a stream. */
+ * batch ended. If `wait` is true, first waits until the stream of one batch has done its work. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;

@@ -50,9 +50,9 @@ struct http_threads {
 };
 
 /* Makes `count` threads, which have no libmicrohttpd daemon yet. Let n be the number of cores in this process's
- * affinity mask. Each thread is assigned to one core under two conditions: `count` is a multiple of n and at least n *
- * n, and the CPU quota allows all n cores (`cores` >= n). Otherwise no thread is assigned to a core. Returns false when
- * out of memory. */
+ * affinity mask. Each thread is assigned to one core under two conditions: `count` is a multiple of n and at least n
+ * squared, and the CPU quota allows all n cores (`cores` >= n). Otherwise no thread is assigned to a core. Returns
+ * false when out of memory. */
 bool http_threads_init(struct http_threads *threads, struct http_server *http, int count, int cores);
 /* frees the memory for all threads; call it after their libmicrohttpd daemons have ended */
 void http_threads_clear(struct http_threads *threads);

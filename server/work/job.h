@@ -39,8 +39,9 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* What a device needs to compute the exact results (float64) of an item (problem): see attn_truth_some(). `verify`
- * compares `out` on the device. In a check the exact results go to the judge on the CPU. */
+/* What a device needs to compute the exact results (float64) of an item (problem) by attn_truth_some(). For the option
+ * `verify`, the device compares `out` with the exact results. For a check, the exact results go to the judge on the
+ * CPU. */
 struct job_truth {
     bool wanted;
     uint64_t results; /* the tensors that a check wants, as bits of attn_tensor_id */
@@ -99,8 +100,8 @@ struct job_part {
     /* number of the device that computes the part, as the backend counts devices */
     int index;
     const char *kernel; /* name of the kernel that computed the part; set only if several devices share the job */
-    /* Whether the device has compared the part's `out` with exact results, and the differences that it found. Only for
-     * `verify`, and if several devices share the job. */
+    /* Whether the device has compared the part's `out` with exact results, and the differences that it found. Set only
+     * for `verify`, if several devices share the job. */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };

@@ -75,7 +75,7 @@ struct queue_taker {
 
 /* Takes the next batch for a device out of the queue: at most `max_batch` problems that may run together. Writes the
  * jobs to jobs[], of max_batch entries, and returns their number. With --batch-window-us, returns 0 while the batch may
- * wait for more jobs; *wait_ns is then the remaining time, and otherwise 0. */
+ * wait for more jobs, and sets *wait_ns to the remaining time. In all other cases *wait_ns becomes 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 

@@ -155,8 +155,8 @@ struct request {
     struct hangup_watch *watch; /* the watch for the client's hang-up; NULL: none yet */
 };
 
-/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. It is the first member of a struct of
- * `bytes` bytes, which is filled with zeros. NULL: out of memory. */
+/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. The request is the first member of a new
+ * struct of `bytes` bytes, which is filled with zeros. NULL: out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
 void request_free(struct request *request);
 

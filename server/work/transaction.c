@@ -172,8 +172,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* If an error names a member of a cache's description, such as head_dim, changes it to name a size of the request's
- * tensors. The client has not made this cache itself, and so does not know that member. */
+/* If an error names a member of a cache's description, such as head_dim, changes the error to name the request's tensor
+ * instead. The client has not made this cache itself, and so does not know that member. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
