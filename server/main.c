@@ -184,7 +184,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* pinning memory for devices takes long and stalls the device, so a pool of pinned memory keeps all of it */
+    /* pinning memory takes long and stalls the device, so a pool of pinned memory returns none of it to the system */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
@@ -197,8 +197,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* A device's thread may be busy for a request's whole time limit plus --watchdog-ms. Only then does its device
-     * count as lost. */
+    /* A device's thread may be busy for a request's whole time limit plus --watchdog-ms. Only after that does /readyz
+     * report the thread as stuck. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
     const char *const url = first_url(config, listeners, text);

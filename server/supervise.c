@@ -45,7 +45,8 @@ int supervise_inherited(int *fds, int capacity)
     return count;
 }
 
-/* Replaces this process, a child after fork(), by a new server. Only system calls are allowed here. */
+/* Replaces this process, a child after fork(), by a new server. Only system calls are allowed here, because another
+ * thread may have held a lock at the fork. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {
@@ -60,7 +61,7 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    /* a number and a comma for each listener: CONFIG_MAX_LISTEN, and --metrics-listen */
+    /* room for a number and a comma for each of CONFIG_MAX_LISTEN listeners, and for that of --metrics-listen */
     char numbers[(CONFIG_MAX_LISTEN + 1) * 12];
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);

@@ -57,7 +57,7 @@ struct cache_info {
     int64_t length;
     int64_t pages, shared_pages;
     int64_t page_bytes;
-    /* time for which the cache may be unused before it is deleted, and the rest of this time */
+    /* time for which the cache may be unused before it is deleted, and how much of this time is left */
     int64_t ttl_ms, expires_in_ms;
     const char *device;
 };
@@ -87,7 +87,7 @@ void caches_lose(struct caches *caches, int device);
  * The pool's memory is not available for the tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
-/* ---- Functions for caches; any thread may call them, and they never wait ----------------------------------------- */
+/* ---- Functions for caches; any thread may call them, and they never wait for a transaction ----------------------- */
 
 /* Makes a cache. The scales may be NULL; for float8_e4m3fn they are arrays of kv_heads numbers. Errors: INVALID,
  * UNSUPPORTED (sizes that the server does not support), TOO_LARGE (a page is larger than the pool), QUOTA (the account
@@ -137,7 +137,7 @@ struct cache_step {
     /* [rows]: ids of the caches; the array belongs to the caller */
     char (*ids)[CACHE_ID_BYTES];
     int rows;
-    int64_t append; /* number of positions that each cache gains; 0: none */
+    int64_t append; /* number of positions (tokens) that the step appends to each cache; 0: none */
     /* Whether the URL's path names the cache. If not, the body's member `caches` names the caches, and errors point to
      * it. */
     bool of_path;
@@ -170,7 +170,8 @@ struct cache_step {
     /* [rows, kv_heads]: the caches' quantisation scales, or NULL. They are stored in `scales` until the transaction has
      * begun, and then in the memory of the page tables. */
     float *k_scale, *v_scale;
-    attn_move *moves; /* copies of pages that the device makes before it computes */
+    /* copies that the device makes before it computes: of shared pages, and of new keys and values to pages */
+    attn_move *moves;
     int64_t move_count;
     /* whether this is the last transaction of a KServe sequence, so that committing it deletes the sequence's caches */
     bool ends;
@@ -193,11 +194,11 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step (a cache transaction). `memory` is for its page tables. *wait becomes true if the step cannot begin
- * yet. The reason is that another step uses one of its caches and at least one of the two appends, or that an older
- * waiting step needs one of its caches.
+ * yet. It must wait while another step uses one of its caches, if one of the two steps appends. It must also wait for
+ * an older waiting step that needs one of its caches, and while one of its caches is about to be truncated.
  *
  * To retry waiting steps, call this for all of them, from the oldest to the youngest, with the same number in `scan`.
- * Use a new number for each such pass. `scan` is 0 if no other step waits and the caller will not let this one wait.
+ * Use a new number for each such pass. `scan` is 0 if no other step waits and the caller will not let this step wait.
  *
  * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
  * larger table than caches_table_bytes() said). */

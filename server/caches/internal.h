@@ -17,15 +17,15 @@ enum { PROCESS_CHARS = 8, BUCKETS = CACHES_MAX_COUNT };
 static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash");
 
 struct pool {
-    struct pages *pages; /* NULL: the pool's memory is not allocated yet */
+    struct pages *pages; /* the table of the pool's pages; NULL: the pool's memory is not allocated yet */
     char *memory;        /* address of page 0, on the device */
     const char *device;  /* name of the device; NULL: the device has no pool, or has failed */
     bool opening;        /* whether a thread is allocating the pool's memory while other threads wait for it */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
-    /* number of all caches in the pool, and of those that have pages; a deleted cache counts until its last transaction
-     * has ended */
+    /* caches: number of all caches in the pool. filled: number of those that have pages. A deleted cache counts until
+     * its last transaction has ended. */
     int64_t caches, filled;
 };
 
@@ -38,7 +38,8 @@ struct cache {
     struct cache *next_sequence;
     char sequence[PROTO_SEQUENCE_BYTES];
     struct cache_shape shape;
-    float *k_scale, *v_scale; /* [kv_heads] scales; NULL: the cache has none */
+    /* [kv_heads]: quantisation scales of the keys and of the values; NULL: the cache has none */
+    float *k_scale, *v_scale;
     int pool;
     size_t page_bytes;
     int32_t run; /* number of granules (units of the pool's memory) in a page */
@@ -49,7 +50,8 @@ struct cache {
     bool writing, dead;
     /* length to which the cache is cut when its running transactions end; -1: it is not cut */
     int64_t truncate_to;
-    /* value of `scan` in the last call of caches_begin() or caches_ask() whose step uses this cache and had to wait */
+    /* `scan` of the last call of caches_begin() or caches_ask() for a step (transaction) that uses this cache and had
+     * to wait */
     uint64_t wanted;
     /* number of the last call of caches_look() that named this cache; it shows whether a call names the cache twice */
     uint64_t looked;
@@ -80,7 +82,7 @@ struct caches {
 struct cache_row {
     struct cache *cache;
     int64_t before;
-    int64_t first; /* index in the cache's page list at which `pages` are inserted */
+    int64_t first; /* index in the cache's page list of the first page of `pages` */
     int64_t count;
     int32_t *pages;
     bool copied; /* whether pages[0] is a copy of a shared page, and replaces that page in the cache */
@@ -118,7 +120,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
 /* Returns how many bytes of KV cache pages an account may have on all devices together. INT64_MAX: there is no
  * limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* Updates the counters of the pool and of the account. `before` is the cache's number of pages before the change. */
+/* Updates the counters of the pool and of the account after the number of the cache's pages has changed. `before` is
+ * the number before the change. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 /* Cuts the cache to its first `length` positions. Call page_list_may_cut() first, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);

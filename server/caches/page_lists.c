@@ -2,10 +2,10 @@
  *
  * Invariants
  * 1. In a block that several lists share, every position of every page is in use, so its page numbers never change.
- * 2. For each page with one reference, pages.c knows the block that contains the page, or NULL if the page belongs to a
- * running cache transaction.
- * 3. pages_shared() counts each shared page once: pages.c counts those in several blocks, this file those in one block
- * that several lists share. */
+ * 2. For each page with one reference, pages.c has a pointer to the block that contains the page. The pointer is NULL
+ * if the page belongs to a running cache transaction.
+ * 3. pages_shared() counts each shared page once: pages.c counts the shared pages in several blocks, and this file
+ * counts those in one block that several lists share. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>

@@ -54,7 +54,8 @@ void page_list_copy(const struct page_list *list, int64_t count, int32_t *to);
 /* Returns how many pages of the list are also in other lists. */
 int64_t page_list_shared(const struct page_list *list);
 
-/* Allocates memory for `count` pages in all, so that page_list_put() needs none. Returns false when out of memory. */
+/* Allocates memory for a list of `count` pages, so that page_list_put() need not allocate. Returns false when out of
+ * memory. */
 bool page_list_reserve(struct page_list *list, int64_t count);
 /* Appends to the list a page that pages_take() has returned. Call page_list_reserve() first. */
 void page_list_put(struct page_list *list, struct pages *pages, int32_t page);

@@ -16,14 +16,14 @@ enum { WORD = 64 };
 struct pages {
     size_t granule;
     int64_t granules, used, count,
-        /* granules: number of all granules; used: number of granules in pages; count: number of all pages; shared: see
-         * pages_shared() */
+        /* granules: number of all granules. used: number of granules that are in pages. count: number of all pages.
+         * shared: number of shared pages, as pages_shared() counts them. */
         shared;
     int64_t next;
     uint64_t *taken;
     int32_t *references; /* [granule]: number of references to the page that begins at this granule */
-    /* [granule]: XOR of the addresses of all owners of the page that begins at this granule; with one owner, its
-     * address */
+    /* [granule]: XOR of the addresses of all owners of the page that begins at this granule. If only one owner is left,
+     * this is its address. */
     uintptr_t *owners;
 };
 

@@ -104,8 +104,8 @@ int64_t caches_held_bytes(struct caches *caches)
 }
 
 /* Allocates the memory of the pool (for the pages of caches on one device), or waits if another thread is allocating
- * it. The lock is released meanwhile. The table of pages is allocated first: if it failed after the device memory, that
- * memory could not be given back. */
+ * it. The lock is released meanwhile. The table of pages is allocated first: if it failed after the device memory was
+ * allocated, the device memory could not be given back. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     /* a copy, because pool->device becomes NULL if the device is lost while the lock is released */
@@ -654,7 +654,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* admit() removes expired caches without users; this count keeps the cache that is forked */
+        /* counts as a user of the cache, because admit() removes expired caches without users */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

@@ -1,5 +1,5 @@
-/* transactions.c: transactions that append to a request's caches. Each changes all of these caches or none. See
- * caches.h; table.c lists the invariants. */
+/* transactions.c: transactions that read the caches of a request and may append to them. A transaction changes all of
+ * these caches or none. See caches.h; table.c lists the invariants. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -72,7 +72,7 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                      scales_text(cache), scales_text(first));
 }
 
-/* Refuses a request that appends to the same cache twice, because the order of the two would be undefined. */
+/* Refuses a request that appends to the same cache twice, because the order of the two appends would be undefined. */
 static attn_status twice(const struct cache_step *step, int row, attn_error *err)
 {
     char member[32];
@@ -300,7 +300,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        /* this count keeps the cache while expired caches without users are removed */
+        /* counts as a user of the cache, because expired caches without users may now be removed */
         step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);
@@ -380,7 +380,7 @@ static void write_table(struct cache_step *step, int index)
 }
 
 /* True if `step` (a transaction) must wait for one of its caches: another step appends to it, or uses it while `step`
- * would append, or an older step waits for it, or it is about to be truncated. */
+ * would append, or an older step waits for it, or the cache is about to be truncated. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {

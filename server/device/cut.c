@@ -64,8 +64,8 @@ static int64_t most_of(const attn_problem *p, enum job_way way)
     }
 }
 
-/* Chooses how `count` devices share the problem: by heads, batch rows or queries. `sums`: cutting by queries is allowed
- * even if gradients must be added up over the parts. */
+/* Chooses how `count` devices share the problem: by heads, batch rows or queries. If `sums` is true, the problem may be
+ * cut by queries even if gradients must be added up over the parts. */
 static enum job_way way_of(const attn_problem *p, int count, bool sums)
 {
     const int64_t heads = most_of(p, JOB_BY_HEADS), rows = most_of(p, JOB_BY_BATCH);
@@ -88,8 +88,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* Size of the largest part, in heads or batch rows. If fewer than `count` parts of this size are enough, the job is
-     * cut into fewer: more parts would not make the largest one smaller. */
+    /* Size of the largest part, in heads or batch rows. If fewer than `count` parts of this size hold all heads or
+     * rows, the job is cut into fewer parts. With `count` parts, the largest part would have the same size. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -120,8 +120,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Gives the tensors of a copied problem contiguous strides and aligned addresses, as they will have on a device. The
- * choice of a kernel depends on both. */
+/* Gives the tensors of `p`, a copy of a problem, contiguous strides and aligned addresses, like those that they will
+ * have on a device. The choice of a kernel depends on the strides and the addresses. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -193,8 +193,8 @@ void cut_prepare(const struct devices *devices, struct job *job)
 
 /* ---- Choosing the devices, and cutting the job ------------------------------------------------------------------- */
 
-/* Inserts a device into the list `over`, which is sorted by the work that each device has, the least first. over[0]
- * stays where it is. */
+/* Inserts a device into the list `over`, which is sorted by the work that each device has, the least first. over[0],
+ * the device that was chosen first, stays where it is. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -237,11 +237,13 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    return !have_memory(devices, whole, job->sum_parts, usable) || /* waiting would not give enough memory */
+    /* if all usable devices together lack the memory, the job does not wait */
+    return !have_memory(devices, whole, job->sum_parts, usable) ||
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
 
-/* Cuts a job by queries into sum_parts parts. If there are fewer devices, some get several parts. */
+/* Cuts a job by queries into job->sum_parts parts, whose gradients are added up later. If there are fewer devices, some
+ * get several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -282,7 +284,8 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
         if (part->index > after && (first < 0 || part->index < first)) first = part->index;
     if (first < 0) return -1;
     last = first;
-    for (const struct job_part *part = &job->part; part;) /* the list is not sorted by device number */
+    /* begins again at the first part, because the parts are not sorted by device number */
+    for (const struct job_part *part = &job->part; part;)
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

@@ -3,7 +3,7 @@
  *   main thread --> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> main thread's mailbox
  *                             slot 1: ...               (in all attn_device_info.streams + DEVICE_GUESTS slots)
  *
- * A GPU has one thread for all of its slots, the CPU one for each.
+ * A GPU has one thread for all of its slots. The CPU has one thread for each slot.
  *
  * Invariants
  * 1. One flow (the work of one access token or connection) has at most as many batches on a device as the device has
@@ -14,7 +14,7 @@
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
  *    the other batches belong to several flows, the oldest of these batches must also have run for DEVICE_GUEST_FACTOR
  *    times the time that the guest needs.
- * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
+ * 3. Threads share only the fields of a device that are under `lock`, and the atomic fields.
  *    The main thread or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"
 
@@ -55,8 +55,8 @@ static void join_threads(struct device *device)
     for (int i = 0; i < device->thread_count; i++) pthread_join(device->threads[i].thread, NULL);
 }
 
-/* Starts a device's threads: one for a GPU, which serves all of its streams; one per stream for the CPU, because there
- * the threads themselves compute. */
+/* Starts a device's threads. A GPU gets one thread, which serves all of its slots (streams). The CPU gets one thread
+ * for each slot, because these threads compute the problems themselves. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
@@ -197,7 +197,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
         const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
         const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : default_kv_bytes(info);
-        /* a pool larger than the device's memory could never be allocated */
+        /* a pool (the memory for caches) that is larger than the device's memory could never be allocated */
         if (bytes > info->memory_limit && info->memory_limit > 0)
             return attn_fail(
                 err, ATTN_INVALID, NULL,
@@ -218,7 +218,7 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
-        /* no more gradient sums will be freed, so the held batch must try again now */
+        /* no more gradient sums will be freed, so the batch that is held back for lack of memory must try again now */
         device->held_may_run = true;
         pthread_cond_broadcast(&device->wake);
         while (device->threads_ended < device->thread_count && error == 0)
@@ -399,8 +399,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* Checks of clients' results add nothing to `flops`. Between devices with equal `flops`, the one with fewer
-         * batches is therefore better. */
+        /* Checks of clients' results add nothing to device->flops, the work on a device. Among devices with equal
+         * `flops`, the one with fewer batches is therefore chosen. */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;
@@ -469,7 +469,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    /* exactly 0, so that rounding errors of the sum do not accumulate */
+    /* set to exactly 0, so that rounding errors of additions and subtractions do not accumulate */
     if (device->outstanding == 0) device->flops = 0;
     atomic_fetch_sub(&device->requests, batch->count);
 }

@@ -42,19 +42,20 @@ struct batch {
     int64_t charged_ns;            /* device time charged to the flows (clients) of the batch's jobs */
     struct batch *next, *previous; /* neighbours in the main thread's list of batches on this device */
     int count;
-    /* number of the batch's jobs whose requests still wait; at 0 the batch is cancelled; only the main thread uses
-     * it */
+    /* Number of the batch's jobs whose requests still wait for an answer. At 0 the batch is cancelled. Only the main
+     * thread uses this member. */
     int waiting;
     /* attn_cancel() sets this member; the device then ends the batch between two tiles of a kernel, or between two
      * launches */
     int cancel;
-    /* totals of the batch's jobs; `seconds` is the expected time */
+    /* sums over the batch's jobs: floating-point operations, bytes read and written, expected seconds */
     double flops, bytes, seconds;
-    /* whether an HTTP thread put the batch on the device; no events were then recorded between its stages */
+    /* Whether an HTTP thread started the batch on the device. No events were then recorded between its copies and
+     * kernels, so only its total time is known. */
     bool adopted;
-    int64_t started_ns, ended_ns; /* start and end, on the thread that ran the batch */
+    int64_t started_ns, ended_ns; /* times at which a thread of the device began and ended the batch */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us; /* time until the kernels were enqueued; included in compute_us */
+    double launch_us; /* part of compute_us in which the device was probably idle, because no kernel was enqueued yet */
     /* device time of computing exact outputs in float64 for `verify` */
     double truth_us;
     struct job_part *parts[]; /* parts of jobs; each part holds a reference to its job */
@@ -65,8 +66,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* True if the batch only adds up gradients. Its part has run its kernels already, and was sent to its device again to
- * add up its share of the gradients that are sums over all queries. */
+/* True if the batch only adds up gradients that are sums over all queries. Its part has run its kernels already. It was
+ * sent to its device again, to add up its share of these gradients. */
 static inline bool batch_adds(const struct batch *batch)
 {
     return batch->parts[0]->adds;
@@ -160,8 +161,8 @@ void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
 void sums_lose(struct job *job);
 
-/* Among the devices that may have room for a batch, returns the one with the least work; among several of these, the
- * one with the fewest batches. NULL: all are busy. Devices whose bit in `passed_over` is set are left out. */
+/* Returns the device with the least work among those that may have room for a batch. If several have the least work,
+ * returns the one with the fewest batches. Leaves out devices whose bit in `passed_over` is set. NULL: all are busy. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* True if the device has room for a batch that begins with this job. If not, and if the job's flow (client) has no
  * batch on the device, reduces *wait_ns to the time until there may be room. The caller must have set *wait_ns. */
@@ -187,7 +188,8 @@ void cut_join_truths(struct job *job);
 /* True if the device is the CPU and runs short batches, the oldest of which will probably end soon. *wait_ns is then
  * the time that a second batch should wait before it is sent, because more jobs may join it meanwhile. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
-/* Sends the batch to the device, which must have room, except for parts of a job whose gradients are added up. */
+/* Sends the batch to the device, which must have room. Parts of a job whose gradients are added up (sum_parts > 0) may
+ * also be sent to a device without room. */
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* Submits a batch of one late job: an HTTP thread has started it on the device, and it takes longer than expected. It
  * needs no free slot (stream), because it already runs on one. */

@@ -1,5 +1,5 @@
-/* early_load.c: see early_load.h. CUDA itself cannot be asked for the GPUs' compute capabilities, because it reads
- * CUDA_MODULE_LOADING before it answers; NVML, the driver's library for monitoring, can. */
+/* early_load.c: see early_load.h. The GPUs' compute capabilities come from NVML, the driver's library for monitoring.
+ * CUDA cannot tell them in time, because it reads CUDA_MODULE_LOADING before it answers any call. */
 #include "server/device/early_load.h"
 
 #include <dlfcn.h>

@@ -11,8 +11,8 @@
  * Call this before other threads exist and before the first use of CUDA, which reads the variable. */
 void early_load_kernels(void);
 
-/* Returns whether machine code for one of the compute capabilities in `compiled` ("80 89 90", as in CUDA_ARCHS) runs on
- * a GPU with compute capability major.minor: code for X.Y runs on X.Z if Z >= Y. */
+/* Returns whether a GPU with compute capability major.minor can run this program's machine code. `compiled` lists the
+ * compute capabilities of the code ("80 89 90", as in CUDA_ARCHS). Code for X.Y runs on X.Z if Z >= Y. */
 bool early_load_runs(const char *compiled, int major, int minor);
 
 #endif

@@ -65,8 +65,9 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* Takes the inline slot (a stream for HTTP threads) with this core's number, or the next free one; NULL: none is free.
- * `only`: number of the only device that can compute the job, or -1. */
+/* Takes the inline slot (a stream for HTTP threads) with this core's number, or the next free one. If only one device
+ * can compute the job, `only` is its number, and the slot must belong to it; otherwise `only` is -1. NULL: no such slot
+ * is free. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
@@ -86,7 +87,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if all tensors are in a client's registered range of a GPU's memory, so that nothing is copied. */
+/* True if the job is small and all its tensors are in a range of a GPU's memory that a client has registered, so that
+ * nothing is copied. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -138,8 +140,9 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* Some GPUs write to host memory at the end of the work, so most polls read only that memory. The driver is
-             * called once per INLINE_ASK_NS, because only it reports errors. */
+            /* ask_ns: time of the next call of the driver. Some GPUs write to host memory at the end of the work; most
+             * polls then read only that memory. The driver is called once per INLINE_ASK_NS, because only the driver
+             * reports errors. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -279,7 +282,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* Too little memory: a device's thread may wait for memory, but an HTTP thread may not, so the job is queued. */
+    /* The job cannot run on this slot, for example because the GPU is busy or memory is short. An HTTP thread must not
+     * wait until this changes, so the caller queues the job. */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

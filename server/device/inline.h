@@ -13,8 +13,8 @@ enum inline_outcome {
     /* The job still runs on the inline slot (a stream for HTTP threads) job->part.handed_over. The caller must post it
      * to the main thread, which calls devices_submit_late(), or else call inline_settle(). */
     INLINE_LATE,
-    /* The device job->part.device was lost. The caller must queue the job, which fails on that device and so tells the
-     * main thread. */
+    /* The device job->part.device was lost. The caller must queue the job. The job then fails on that device, and the
+     * main thread learns that the device was lost. */
     INLINE_LOST,
 };
 
@@ -25,7 +25,8 @@ enum inline_outcome {
 enum inline_outcome inline_run(struct devices *devices, struct job *job);
 /* Waits for the end of a late job (INLINE_LATE), however long it takes. Does nothing for other jobs. */
 void inline_settle(struct job *job);
-/* True if HTTP threads compute small jobs on the CPU, and should run on the cores near their clients. */
+/* True if the device is the CPU and HTTP threads compute small jobs on it. They should then run on the cores on which
+ * their clients' packets arrive. */
 bool inline_near(const struct devices *devices);
 /* Returns how many jobs HTTP threads have computed themselves since the last call. Sets *seconds to the time that these
  * jobs took: processor time on the CPU, elapsed time on a GPU. Any thread may call this. */

@@ -52,29 +52,30 @@ struct slot {
     int room, count, launched;
     /* estimated time in seconds of the batch's kernels that are on the stream; 0: no kernels, or the time is unknown */
     double queued_s;
-    /* Whether the batch must wait before it launches more kernels, because another long batch of the same client has
-     * its turn. */
+    /* Whether the batch must wait before it launches more kernels, because other batches of the same client come first
+     * (waits_for_turn() of thread.c). */
     bool blocked;
     /* Time of the last launch of kernels; before the first launch, the time when the batch began. */
     int64_t piece_ns;
-    int64_t step; /* the step of attn_run_some() at which a long problem continues */
-    /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if it runs again because kernels have skipped
-     * rows (with scores beyond float32's range) */
+    int64_t step; /* attn_run_some() launches a long problem in steps; this is the next step */
+    /* First step of attn_run_some() for this batch. It is 0, or ATTN_EVERY_ROW if the batch runs again because kernels
+     * have skipped rows with scores beyond float32's range. */
     int64_t first_step;
     /* Exact outputs (in float64) are computed for one item (problem) after another. truths_left: number of items whose
-     * exact outputs are not completely on the stream. truth_item: the first of these items. truth_step: the next step
-     * of that item (truth.c). */
+     * kernels for exact outputs are not all on the stream. truth_item: the first of these items. truth_step: the next
+     * step of that item (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began; /* whether the first step for the current item (problem) is on the stream */
+    bool truth_began; /* whether kernels for the batch's exact outputs have been put on the stream */
     void *truth_out;  /* device memory for the exact `out` (in float64) of one item (problem) */
-    /* device memory for the differences between the outputs of a part of a cut job and the exact outputs */
+    /* device memory for the differences between exact outputs and the outputs of this batch, if it is a part of a cut
+     * job */
     attn_truth_distance *truth_distances;
     int64_t began_ns;
     int64_t launched_ns;
     void *workspace;
     size_t workspace_bytes;
-    attn_move *moves; /* copies that a kernel makes for a cache transaction, with device addresses */
+    attn_move *moves; /* copies that one kernel makes (attn_moves()), for merged problems and cache transactions */
     int64_t move_room;
     struct mirror *mirrors;
     /* indices in `mirrors` of the mirrors that are copies of host memory, sorted by host address */
@@ -127,7 +128,7 @@ struct device {
     /* The batch held back for lack of device memory, until other batches end or gradient sums of other jobs are freed;
      * NULL: none. */
     struct batch *held;
-    /* whether memory has been freed since `held` was set */
+    /* whether memory has been freed since the batch `held` was held back */
     bool held_may_run;
     /* The parts of jobs with sums of gradients (sums.c) in this device's memory, linked by next_kept. Parts whose
      * memory may never be freed, because a device hangs, are not in the list. */
@@ -202,7 +203,7 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 /* Does the work of memory_copy_in() and memory_move() in one launch, on a device that can read staging memory (host
  * memory). */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
-/* Makes room for `count` copies by a kernel in the array slot->moves. */
+/* Makes room in the array slot->moves for `count` copies, which a kernel will make. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
 /* Makes the scratch memory of kernels at least `bytes` large; its contents are lost when it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
@@ -225,7 +226,8 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- Functions of parts.c, for a part of a cut job; a device's thread calls them -------------------------------- */
 
-/* Returns the problem of some heads, batch rows or queries of `whole`, as views of its tensors. */
+/* Returns the problem that computes only the heads, batch rows or queries in `range` of the problem `whole`. Its
+ * tensors are views of the tensors of `whole`. */
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if the problem reads or writes this tensor when it runs. */
 bool parts_use(const attn_problem *p, int id);
@@ -233,8 +235,8 @@ bool parts_use(const attn_problem *p, int id);
  * problem's tensors. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Enqueues copies on the slot's stream: the part's results to the host if `out`, otherwise its inputs to the device.
- * `there` is the part's problem on the device. */
+/* Enqueues copies on the slot's stream. If `out` is true, they copy the part's results to the host. Otherwise they copy
+ * its inputs to the device. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 
@@ -302,7 +304,7 @@ struct guest_others {
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
 /* Returns how many nanoseconds a guest must still wait; 0 or less: it may begin. A guest is a batch whose client has no
- * other batch on the device. This one takes `seconds`. others->count must be at least 1. */
+ * other batch on the device. This guest is expected to take `seconds` seconds. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the `backend` of a result: the names of the device and the kernel, such as "cpu avx512bf16", or only "cpu" if

@@ -80,7 +80,7 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* memory that mirrors no host memory is in the list too, so that it is freed with the mirrors */
+    /* memory that mirrors no host memory is in slot->mirrors too, so that it is freed together with the mirrors */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 

@@ -11,8 +11,8 @@
  *
  * A kernel makes the moves (attn_moves()), on devices that can read and write staging memory: three launches serve all
  * jobs. Each answer is equal to the bit to the answer of a job that runs alone, because no kernel's arithmetic depends
- * on B (except in a backward without `deterministic`, whose last bits may differ anyway). If the larger B would lead to
- * another kernel, the problems are not merged.
+ * on B. Only in a backward without `deterministic` may the last bits differ, as they may between any two runs. If the
+ * larger B would lead to another kernel, the problems are not merged.
  *
  * The keys and values of a decode transaction are in the pages of the pool, which all transactions of a device share.
  * Keys and values are therefore not merged, but queries and tables are. The moves also copy new keys and values to
@@ -77,8 +77,8 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if the tensors `a` and `b` allow their two problems to be merged. `paged`: the problems belong to cache
- * transactions. */
+/* True if the tensors `a` and `b` allow their two problems to be merged. `paged` is true if the problems belong to
+ * cache transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
@@ -125,8 +125,8 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if the merged problem would run on the same kernel as its separate problems. The choice depends only on the
- * alignment of addresses, so the merged tensors need no memory yet. */
+/* True if the merged problem would run on the same kernel as its separate problems. For this choice only the alignment
+ * of addresses counts, so the merged tensors need no memory yet. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     /* no overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound the sizes */
@@ -196,8 +196,9 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Appends to slot->moves the copies of one tensor between a job (to it if `out`) and the merged problem. If the rows of
- * the merged tensor are farther apart than those of the job's tensor, each row needs a copy of its own. */
+/* Appends to slot->moves the copies of one tensor between a job and the merged problem: to the job if `out` is true,
+ * and otherwise from it. If the rows of the merged tensor are farther apart than those of the job's tensor, each row
+ * needs a copy of its own. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

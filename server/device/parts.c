@@ -43,7 +43,8 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* optional: it never changes results, and only saves time */
+    /* not copied to the device, because prefix_keys only saves time and never changes results */
+    problem->prefix_keys = NULL;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         if (!parts_use(problem, id)) t->rank = 0;

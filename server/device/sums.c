@@ -27,13 +27,13 @@ static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more pa
 struct output {
     int id;
     int64_t elements;
-    size_t own; /* the part's float32 sums over its own queries */
-    /* memory for the other parts' float32 sums over the elements that this part adds up: slot_bytes for each other
-     * part */
+    size_t own; /* offset of the part's float32 sums over its own queries */
+    /* Offset of the memory for the other parts' float32 sums over the elements that this part adds up. Each other part
+     * has slot_bytes there. */
     size_t received;
     size_t slot_bytes;
-    size_t result; /* memory for the results of this part's share (the elements that it adds up) */
-    size_t end;    /* end of the memory for this output */
+    size_t result; /* offset of the results of this part's share (the elements that it adds up) */
+    size_t end;    /* end of this output's memory */
 };
 
 /* Returns a float32 tensor at `memory` for the sums of an output over a part's own queries. */

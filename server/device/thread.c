@@ -485,9 +485,9 @@ static void put_back_held(struct device *device)
     device->held = NULL;
 }
 
-/* Handles a lack of device memory for the batch in the slot. `over` is device->over before the batch was tried. Returns
- * true if the batch is held back until other batches or gradient sums free memory. A batch that adds up gradients is
- * never held back, because its own sums are freed only after it. */
+/* Handles a lack of device memory for the batch in the slot. `over` is the value of device->over (how often memory was
+ * freed) before the batch was tried. Returns true if the batch is held back until other batches or gradient sums free
+ * memory. A batch that adds up gradients is never held back, because its own sums are freed only after it. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -531,8 +531,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams have done their work. Returns true if there were any. If `wait` is true, first waits
- * until there is one. */
+/* Ends the batches whose work is done, and puts the next work of all other batches on their streams. Returns true if a
+ * batch ended. If `wait` is true, first waits until the stream of one batch has done its work. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;

@@ -1,11 +1,12 @@
 /* answer.c: makes the answers that libmicrohttpd sends.
  *
- * A small answer is encoded at once, over the request's input tensors, which are no longer needed and are in the CPU's
- * cache. A large answer is encoded block by block while it is sent. If the inputs are large, the answer gets memory of
- * its own, so that theirs is free earlier. The answer's length is known before its first byte (Content-Length).
+ * A small answer is encoded at once, into the memory of the request's input tensors. This memory is no longer needed,
+ * and is in the CPU's cache. A large answer is encoded block by block while it is sent. If the inputs are large, the
+ * answer gets memory of its own, so that the inputs' memory is free earlier. The answer's length is known before its
+ * first byte (Content-Length).
  *
  * If there is no memory for an answer, the client gets status 503. But if the request has already changed something,
- * such as a cache, the connection is closed without an answer, so that the client knows that the change may have
+ * such as a cache, the connection is closed without an answer. The client then knows that the change may have
  * happened. */
 #include "server/http/answer.h"
 #include "server/http/exchange.h"
@@ -184,8 +185,8 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         proto_encoder_free(encoder);
         request->times.encode_ns += clock_ns() - began;
     } else {
-        /* If staging memory (memory for tensors) is short, the answer is sent in small blocks, which need not be
-         * counted. */
+        /* If staging memory (memory for tensors) is short, the answer is sent in small blocks, which do not count
+         * towards its limit. */
         if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), exchange->connection };

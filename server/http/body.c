@@ -32,8 +32,8 @@
 #include "server/work/transaction.h"
 
 enum {
-    /* size in bytes of the first staging memory (memory for tensors) for a body, unless memory was leased before its
-     * bytes arrived */
+    /* size in bytes of the staging memory (memory for tensors) that a body gets first, if it got none before its bytes
+     * arrived */
     FIRST_STEP = 64 << 10,
     /* number of tensors that the first estimate of a body's memory assumes */
     EXPECTED_TENSORS = 16,
@@ -164,7 +164,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     /* only a chunked body can be too long here, because a Content-Length was checked earlier */
     if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
-        /* an earlier error gives way to TOO_LARGE, which ends the connection */
+        /* TOO_LARGE, which ends the connection, replaces an earlier error */
         request->failed = false;
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
@@ -191,7 +191,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
         keep_body(request, bytes, count);
     }
     exchange->received_bytes += count - left;
-    /* the progress of a compressed body is its number of unpacked bytes, if that is larger */
+    /* for a compressed body, progress is the number of unpacked bytes, if it is larger than that of received bytes */
     connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
                                                   ? request->decoded_bytes
                                                   : exchange->received_bytes);
@@ -213,8 +213,8 @@ static void write_shared(struct request *request)
     request->times.encode_ns += clock_ns() - began;
 }
 
-/* Ends the cache transaction of a request, if this thread began it. If the request failed, the caches are as before.
- * The main thread is told, because queued requests may wait for this. */
+/* Ends the cache transaction of a request, if this thread began it. If the request failed, the caches are as they were
+ * before the transaction. The main thread is told, because queued requests may wait for this. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->transaction == NULL) return;
@@ -296,7 +296,8 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     }
 
     /* This thread counts the request as suspended and then reads `stopping`. The main thread sets `stopping` and then
-     * reads the count. At least one of them sees what the other wrote. */
+     * reads the count. At least one of them sees what the other wrote, so the server does not stop while a connection
+     * is suspended. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -333,8 +334,8 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        /* The job goes to the queue. INLINE_BEGAN: its cache transaction has begun. INLINE_LOST: the device that should
-         * have computed it (job->part.device) has failed. */
+        /* The job is queued, or the main thread has the body checked first. INLINE_BEGAN: its cache transaction has
+         * begun. INLINE_LOST: the device that should have computed it (job->part.device) has failed. */
         break;
     }
     return hand_over(request, false);

@@ -133,7 +133,7 @@ struct connection *connections_add(struct connections *connections, int fd, bool
         free(connection);
         return NULL;
     }
-    /* the older socket with this descriptor number was closed without a report */
+    /* libmicrohttpd has closed an older socket with this descriptor number without a report */
     if (connections->by_fd[fd]) drop_lost(connections, connections->by_fd[fd]);
     connections->by_fd[fd] = connection;
     connection->next = connections->first;
@@ -158,7 +158,7 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    /* false (the connection was cut) is ignored: the HTTP thread will notice it later */
+    /* the result false is ignored: it means that the connection was cut, which the HTTP thread notices later */
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
 }
@@ -199,7 +199,7 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    /* the other phases have no time limit here; in WORK the request's deadline is the limit */
+    /* no limit in the other phases; in WORK, the request's deadline limits the time */
     default: return false;
     }
 }
@@ -210,9 +210,9 @@ static bool has_unread(const struct connection *connection)
     return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
-/* True if the server has read all bytes that this client has sent, and the connection either is between two requests or
- * has never received a byte. On a unix socket only the first of these two is tested, because the kernel does not count
- * the bytes that such a socket has received. */
+/* True if the server has read all bytes that this client has sent, and no request is under way: the connection is
+ * between two requests, or the client has never sent a byte. The kernel does not count the bytes that a unix socket
+ * receives, so a unix socket is silent only between two requests. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
@@ -333,9 +333,9 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    /* a client that has shown no token sends a body that the server drops */
+    /* the server drops the body of a client without a token, so the connection may be closed */
     case CONNECTION_BODY:
-    /* a client without a token receives only a refusal or a public page */
+    /* a client without a token receives only a refusal or a public page, so the connection may be closed */
     case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }

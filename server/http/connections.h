@@ -61,16 +61,16 @@ struct connection {
     _Atomic int
         /* the two counters that count this connection: the HTTP thread's and the web server's; NULL: no counter */
         *tallies[2];
-    /* account (flow) to which the device time of this connection's requests is charged, on a server without tokens; a
-     * counted reference. NULL: no request has computed yet */
+    /* On a server without tokens: the account (flow) that is charged for the device time of this connection's requests.
+     * The connection holds a reference to it. NULL: no request has computed yet. */
     struct flow *flow;
-    /* request that is being received or answered; NULL between two requests; only the HTTP thread uses this */
+    /* The request that is being received or answered. NULL between two requests. Only the HTTP thread uses this. */
     struct request *request;
-    /* whether the client may still be sending a refused request; the socket then lingers (LINGER_DROP). Only the HTTP
-     * thread uses this. */
+    /* Whether the client may still be sending a request that was refused. The socket is then kept open for a time after
+     * the connection (LINGER_DROP). Only the HTTP thread uses this. */
     bool sending;
-    /* counter of connections that were cut to make room and are not removed yet; NULL: this one was not cut for that
-     * reason */
+    /* Counter of the connections that were cut to make room for others and are not removed yet. NULL: this connection
+     * was not cut for that reason. */
     _Atomic int *leaving;
 
     /* What the last sweep saw: the connection's state, since when it is unchanged, and whether the socket was checked
@@ -86,7 +86,7 @@ struct connection_limits {
     int64_t idle_ms;  /* longest time in phase IDLE */
     int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* longest time in phase BODY or SEND, plus 1 ms for each KiB received or sent */
+        /* longest time in phase BODY or SEND; each KiB that was received or sent adds 1 ms to it */
         transfer_ms;
 };
 
@@ -163,7 +163,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for a new one. A connection counts as idle between two
  * requests, and while the head of a request is incomplete. If requests on this port need no token (`tokens` is false),
- * only idle connections may be cut. If they need one, the order is:
+ * only connections that have been idle for CONNECTION_BETWEEN_MS may be cut. If requests need a token, the order is:
  *   1. idle connections that never showed a token
  *   2. other connections that never showed a token, if they have been sending a refused body, or fetching an
  *      answer, for CONNECTION_STRANGER_MS

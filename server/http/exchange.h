@@ -15,7 +15,8 @@ struct http_server;
 struct route_body;
 
 /* The step of a request that its HTTP thread has reached. libmicrohttpd calls the same function for every event of a
- * request. After a suspension, even the arguments are those of the call at the end of the body. */
+ * request. After a suspension, even the arguments are those of the call at the end of the body. Only the step
+ * distinguishes these calls. */
 enum exchange_step {
     STEP_HEAD,
     STEP_DECODE,
@@ -26,31 +27,33 @@ enum exchange_step {
 };
 
 struct exchange {
-    struct request request; /* must be the first member, see exchange_of() */
+    struct request request; /* must be the first member, because exchange_of() casts a request to its exchange */
     struct http_server *http;
     struct MHD_Connection *mhd;
     struct connection *connection;
     unsigned methods; /* methods that the table of routes has for the path: bits of enum route_method */
     /* ids in the header traceparent; empty: none */
     char trace_id[33], span_id[17];
-    char peer[PEER_BYTES]; /* the client's address, as trusted proxies report it */
+    char peer[PEER_BYTES]; /* the client's address; behind trusted proxies, the address that they report */
     /* strings in libmicrohttpd's memory, valid until the request is completed */
     const char *method, *path;
     enum exchange_step step;
-    const struct route_body *body; /* row of the route for the body's format; NULL: the body is dropped */
+    const struct route_body *body; /* row of route->bodies that decodes the body; NULL: the body is dropped */
     /* header Inference-Header-Content-Length: how many bytes of the body are JSON; -1: not given */
     int64_t json_bytes;
     enum unpack_coding coding;
     struct unpacker *unpacker; /* unpacks a compressed body; NULL: the body is not compressed, or is dropped */
     uint64_t received_bytes;   /* bytes of the body that have arrived, before unpacking */
-    /* staging memory (memory for tensors) in bytes for a body of the announced length; 0: no length was announced */
+    /* bytes of staging memory (memory for tensors) that the body probably needs; 0: unknown, because the body's length
+     * was not announced */
     size_t expected_bytes;
     bool bad_line; /* whether the request line is malformed; the request is then refused */
     bool has_query;
     bool cors; /* whether a browser may show the answer to the page that sent the request (CORS) */
     /* whether the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
     bool preflight;
-    /* Whether the handler has changed the server's state, such as a cache. An error answer would then be wrong. */
+    /* Whether the handler has changed the server's state, such as a cache. An error answer would then wrongly say that
+     * nothing has changed. */
     bool done;
     int http_status; /* status of the answer; 0: there is no answer yet */
     uint64_t sent_bytes;

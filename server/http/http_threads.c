@@ -167,9 +167,9 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
 /* ---- How an HTTP thread waits for events ------------------------------------------------------------------------- */
 
 static _Thread_local struct {
-    /* requests that this HTTP thread has given to the main thread and not got back */
+    /* number of requests that this HTTP thread has given to the main thread and not got back */
     int count;
-    /* requests that all HTTP threads have given to the main thread and not got back */
+    /* number of requests that all HTTP threads have given to the main thread and not got back */
     const _Atomic int *all;
     /* until this time the thread keeps its core awake by polling, because a request that it gave away may end soon */
     int64_t until_ns;

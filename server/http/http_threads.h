@@ -1,9 +1,10 @@
 /* http_threads.h: decides which HTTP thread serves a connection, and when each thread is pinned to one core. Each HTTP
  * thread is a libmicrohttpd daemon with one thread.
  *
- * If the CPU is the device, most of a small request's time goes to memory. This memory stays in one core's cache if the
- * connection's packets arrive on the core that also runs its HTTP thread. Each core therefore has the same number of
- * threads, and a connection goes to the least busy thread of the core on which its packets arrive (SO_INCOMING_CPU).
+ * If the CPU is the device, a small request spends most of its time on accesses to memory. This memory stays in one
+ * core's cache if the connection's packets arrive on the core that also runs its HTTP thread. Each core therefore has
+ * the same number of threads, and a connection goes to the least busy thread of the core on which its packets arrive
+ * (SO_INCOMING_CPU).
  *
  * A pinned thread may have to wait for its core while other cores are idle. Threads are therefore pinned only while
  * there are many requests, spread evenly across cores.
@@ -49,9 +50,9 @@ struct http_threads {
 };
 
 /* Makes `count` threads, which have no libmicrohttpd daemon yet. Let n be the number of cores in this process's
- * affinity mask. Each thread is assigned to one core if `count` is a multiple of n and at least n * n, and the CPU
- * quota allows all n cores (`cores` >= n). Otherwise no thread is assigned to a core. Returns false when out of
- * memory. */
+ * affinity mask. Each thread is assigned to one core under two conditions: `count` is a multiple of n and at least n
+ * squared, and the CPU quota allows all n cores (`cores` >= n). Otherwise no thread is assigned to a core. Returns
+ * false when out of memory. */
 bool http_threads_init(struct http_threads *threads, struct http_server *http, int count, int cores);
 /* frees the memory for all threads; call it after their libmicrohttpd daemons have ended */
 void http_threads_clear(struct http_threads *threads);
@@ -60,7 +61,8 @@ void http_threads_clear(struct http_threads *threads);
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
 /* Returns the HTTP thread for a connection whose packets arrive on this core (an index; -1: any core). Usually this is
  * the least busy thread of this core. If that thread has MOST_LEAD connections more than the least busy thread of all
- * cores, new connections go to the latter, until both threads have equally many. */
+ * cores, new connections go to the least busy thread of all cores. This ends when both threads have equally many
+ * connections. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A

@@ -19,17 +19,17 @@
 #include "server/base/limits.h"
 
 enum lingering_close_why {
-    LINGER_DELIVER, /* the socket stays open until the answer has been delivered */
+    LINGER_DELIVER, /* the socket stays open until the answer has been delivered or the client has closed its side */
     /* the socket stays open, and bytes are dropped, until the client closes its side or a limit is reached */
     LINGER_DROP,
-    /* The socket stays open until the answer has been delivered, as with LINGER_DELIVER. It was also shut down for
-     * reading (see reset_on_close()). */
+    /* The socket stays open until the answer has been delivered, even if the client seems to have closed its side. The
+     * socket was shut down for reading, so recv() reports the end of the data in any case. */
     LINGER_CUT,
 };
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of the kept sockets that are open for reading; readable when bytes have arrived; -1: none */
+    /* Epoll set of the kept sockets that are open for reading. It is readable when bytes have arrived. -1: none. */
     int epoll_fd;
     int most; /* largest number of sockets that may be kept open, at most LINGER_MOST */
     /* descriptors from this number on are reserved for connections; kept sockets have lower numbers */

@@ -89,7 +89,8 @@ static attn_status open_unix(struct listener *listener, const char *option, cons
         unlink(path);
     }
     listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* gives the socket's file access for owner and group only; no other thread runs yet */
+    /* creates the socket's file with access for owner and group only; umask() is safe here, because no other thread
+     * runs yet */
     const mode_t before = umask(0117);
     const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     umask(before);

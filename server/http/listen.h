@@ -1,6 +1,6 @@
 /* listen.h: the sockets on which attnd listens. attnd, and not libmicrohttpd, accepts the connections. A client over
- * the connection limit therefore gets a 503, the server does not spin when file descriptors run out, and a supervisor
- * can keep the sockets while a server is replaced. */
+ * the connection limit therefore gets a 503. The server does not spin when file descriptors run out. A supervisor can
+ * keep the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
 
@@ -17,7 +17,7 @@ struct server;
 struct listener {
     int fd;
     bool is_unix;
-    char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
+    char address[160];        /* the address on which the socket listens: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
     struct loop_watch *watch; /* tells the main thread when clients connect; NULL: no connections are accepted */
     /* whether the supervisor opened the socket; the supervisor then has a descriptor of it too */

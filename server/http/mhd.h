@@ -13,7 +13,7 @@
 struct http_server {
     struct server *server;
     struct http_threads threads;
-    unsigned kind; /* PORT_MAIN or PORT_METRICS */
+    unsigned kind; /* PORT_MAIN (the main addresses) or PORT_METRICS (--metrics-listen) */
     bool plain;    /* whether the port serves plain HTTP, without TLS */
     int most;
     _Atomic int open;

@@ -38,5 +38,6 @@ void refusal_send(int fd, proto_error error, const char *detail, const char *req
 {
     char text[REFUSAL_BYTES];
     const size_t length = refusal_text(text, error, detail, request_id, media);
-    (void)!sendto(fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0); /* own_answers.c replaces send() */
+    /* not send(), which own_answers.c replaces */
+    (void)!sendto(fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
 }

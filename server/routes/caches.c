@@ -79,7 +79,7 @@ void caches_answer_list(struct request *request, struct answer *answer)
     struct json j = { 0 };
     int written, count;
     struct cache_info *infos = calloc(CACHES_LIST, sizeof *infos);
-    if (infos == NULL) return; /* out of memory: the answer has no body */
+    if (infos == NULL) return; /* out of memory: an answer without a body becomes a 503 */
     caches_list(request->server->caches, request->caller, infos, CACHES_LIST, &written, &count);
     json_put(&j, "{'count':%d,'caches':[", count);
     for (int i = 0; i < written; i++) {

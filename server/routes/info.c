@@ -304,7 +304,7 @@ void info_answer(struct request *request, struct answer *answer)
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
     int64_t requests, bytes;
-    if (devices == NULL) return; /* out of memory: an answer without a body becomes a 500 */
+    if (devices == NULL) return; /* out of memory: an answer without a body becomes a 503 */
     devices_describe(server->devices, devices);
     queue_waiting(&server->queue, &requests, &bytes);
     int inflight = 0;

@@ -1,9 +1,9 @@
 /* kserve.c: the models of the KServe protocol, their descriptions, and their statistics. See kserve.h.
  *
- * A model is a name for an operation, such as forward, with a dtype and a mask, because clients such as perf_analyzer
- * can choose only a model's name, shapes and a dtype. They send every input that the model's metadata names, so the
- * metadata names only required inputs, and as optional those that may be left out once a sequence has begun. The
- * parameters of the model's configuration name all other inputs.
+ * A model is a name for an operation, such as forward, together with a dtype and a mask. The reason is that clients
+ * such as perf_analyzer can choose only a model's name, shapes and a dtype. They send every input that the model's
+ * metadata names. The metadata therefore names only required inputs, and those optional inputs that may be left out
+ * once a sequence has begun. The parameters of the model's configuration name all other inputs.
  *
  * Statistics count answered requests and their time, under the names that Triton has. `success` and `fail` have the
  * time of whole requests; `queue`, `compute_input`, `compute_infer` and `compute_output` are parts of it. A batch is

@@ -142,7 +142,7 @@ static bool has_error(uint64_t errors, int error, int status)
 }
 
 /* Writes the error response of one status. All error responses have one schema, because some client generators make a
- * class for each schema, and others none at all. */
+ * class for each schema, and others make no class at all. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
@@ -282,7 +282,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* `first` is the index of the first row with this path. */
+/* Writes one path with all its methods. `first` is the index of the first row with this path. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);

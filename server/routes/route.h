@@ -129,9 +129,9 @@ struct route_match {
  * PORT_METRICS). */
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
 
-/* Returns, as a hint, the pattern without parameters that is most similar to a path. A pattern is similar to a path
- * if they differ in a few letters, in upper and lower case or in a slash at the end, or have the last segment in
- * common. Returns NULL if no pattern is similar. */
+/* Returns, as a hint, the pattern without parameters that is most similar to a path. A pattern is similar to a path if
+ * they differ in a few letters, in upper and lower case or in a slash at the end. It is also similar if both have the
+ * same last segment. Returns NULL if no pattern is similar. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
 /* Returns the content type of error answers at this path: application/json for KServe's clients, otherwise

@@ -2,9 +2,9 @@
  * (see regions/regions.h).
  *
  * --allow-shm offers regions in /dev/shm, and --allow-cuda-shm regions in a GPU's memory. If only one of the two is
- * set, requests to register a region of the other kind are answered 501, but requests to list or unregister them
- * succeed, because Triton's clients send them for both kinds before they register a region. If neither option is set,
- * all requests are answered 501. */
+ * set, requests to register a region of the other kind are answered 501. Requests to list or unregister regions of that
+ * kind succeed, because Triton's clients send them for both kinds before they register a region. If neither option is
+ * set, all requests are answered 501. */
 #ifndef SHARED_MEMORY_H
 #define SHARED_MEMORY_H
 

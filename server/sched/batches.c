@@ -40,7 +40,8 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->transactions_arrived |= job->blocked;
 }
 
-/* Ends a job's cache transaction. `commit`: the caches keep what the job appended; otherwise they are as before. */
+/* Ends a job's cache transaction. If `commit` is true, the caches keep what the job appended. Otherwise they are as
+ * they were before the transaction. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->transaction == NULL) return;
@@ -56,7 +57,7 @@ static void begin_transactions(struct loop *loop)
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* The last search did not reach all older transactions, which must begin before new ones. */
+    /* Begins none now: the last search did not reach all older transactions, and these must begin before new ones. */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -90,7 +91,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* overwrites the value of an earlier batch that failed */
+        job->follows = false; /* overwrites the value from an earlier batch in which the job failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -251,8 +252,8 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     return true;
 }
 
-/* Returns how many bytes of memory the checks of a request need. They run one after the other, so this is the memory of
- * the largest. */
+/* Returns how many bytes of memory the checks of a request need. The checks run one after the other, so this is the
+ * memory of the check that needs most. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -364,8 +365,8 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* If a job has gradients that are sums over queries and all its parts ran, sends each part to its device once more, to
- * add up the gradients. Returns true if a part was sent, so that the job is not over. */
+/* If all parts of a job ran and some of its gradients are sums over queries, sends each part to its device once more,
+ * to add up these gradients. Returns true if a part was sent, so that the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -393,7 +394,7 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    /* The answer reports the waiting time since the job was first queued. */
+    /* keeps the time at which the job was first queued, because the answer reports the waiting time since then */
     job->queued_ns = queued_ns;
     return true;
 }
@@ -443,8 +444,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* The answer may reuse the job's memory only if there is no other reference to the job, so this one is released
-         * first. */
+        /* The answer may reuse the job's memory only if there is no other reference to the job, so the reference of
+         * this part is released first. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

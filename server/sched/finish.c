@@ -98,8 +98,8 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens a verifier on the CPU for an item (problem). For an item that a device could not verify, it first compares the
- * work with the CPU's limits. */
+/* Opens a verifier on the CPU for an item (problem). If a device should have verified the item but could not, first
+ * checks that the work is within the CPU's limits. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;

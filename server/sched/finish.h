@@ -24,18 +24,19 @@ struct finishing;
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* the job whose results are finished; the work holds a reference */
+    struct job *job; /* the job whose results this work finishes; the work holds a reference to the job */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* whether the work ends after the current piece */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 
-    /* The members below belong to the thread that runs a piece, and between two pieces to the main thread. */
+    /* Only the thread that runs a piece of the work uses the members below. Between two pieces, only the main thread
+     * does. */
     int item; /* index of the item (problem) being verified */
     attn_verifier *verifier;
     int64_t judge_until_ns; /* time at which a judge must stop comparing */
     struct judging judging;
-    int counted; /* index of the item (problem) being counted */
+    int counted; /* index of the item (problem) whose pairs of a query and a key are being counted */
     attn_problem count_of;
     attn_counter *counter;
     proto_encoder *encoder; /* encoder that computes the length of the answer */

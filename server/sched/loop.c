@@ -135,13 +135,13 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a late job, which runs on a device but was started by an HTTP thread. It becomes a batch. False: out of
- * memory; the request has been answered. */
+/* Takes over a late job: an HTTP thread has started it on a device, and it takes longer than expected. The job becomes
+ * a batch of its own. False: out of memory; the request has been answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    /* Without memory for a batch, the request fails. First the device must have stopped using the job's memory. */
+    /* Without memory for a batch, the request fails, but only after the device has stopped using the job's memory. */
     if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);
@@ -278,8 +278,8 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. This first work makes libuv start its threads, right after threads_try() has shown that all can be
- * started. Later libuv would abort the process if the system refused a thread. */
+/* Does nothing. As the first work for libuv, it makes libuv start its threads right after threads_try() has shown that
+ * all can be started. If libuv started them later and the system refused one, libuv would abort the process. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
@@ -402,8 +402,8 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* The timer is not started in loop_open(): if the server cannot start, the loop runs once more to close, and a
-     * sweep would need devices that do not exist. */
+    /* The timer for sweeps is not started in loop_open(): if the server cannot start, the loop runs once more to close,
+     * and a sweep would need devices that do not exist. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     assert(loop->stage == STOPPING && loop->oldest == NULL);
@@ -420,7 +420,8 @@ void loop_close(struct loop *loop)
 {
     /* Ends what is left: running pieces are completed, hang-up watches closed, and late batches freed without an
      * answer. */
-    loop->awake_until_ns = 0; /* keeps on_prepare() from polling the devices, which are closed */
+    /* on_prepare() need not poll for the ends of batches any more, because the devices have stopped */
+    loop->awake_until_ns = 0;
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     mailbox_close(&loop->box);

@@ -18,7 +18,7 @@ struct mailbox *loop_mailbox(struct loop *loop); /* the mailbox to which devices
 
 struct loop_watch;
 /* Calls on_readable(context) on the main thread whenever the descriptor, which the caller still owns, can be read. To
- * be called on the main thread. INTERNAL: libuv refuses the descriptor; *err has its text. */
+ * be called on the main thread. Returns INTERNAL if libuv refuses the descriptor; *err then has libuv's text. */
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
 /* Ends the watch of a file descriptor, which may then be closed. loop_close() ends all watches that are left. */
@@ -29,8 +29,8 @@ struct loop_frontend {
     void *context;
     /* resumes the request's connection; the HTTP thread then owns the request */
     void (*resume)(struct request *request);
-    /* returns the number of open connections; while the server drains, listeners that may still accept connections
-     * count too */
+    /* Returns the number of open connections. While the server drains (finishes requests before it stops), listeners
+     * that may still accept connections count too. */
     int (*connections)(void *context);
     void (*sweep)(void *context, int64_t now_ms, bool draining); /* closes connections that are idle or too slow */
     void (*reload)(void *context);                               /* reads the token file again (SIGHUP) */
@@ -43,14 +43,14 @@ struct loop_frontend {
  * finished), 70 when the last device failed. No connection is suspended afterwards. */
 int loop_run(struct loop *loop, const struct loop_frontend *frontend);
 
-/* Handles a signal, on any thread, after loop_open(). SIGTERM and SIGINT stop the server, a second one without waiting;
- * SIGHUP makes it read the access tokens again. */
+/* Handles a signal, on any thread, after loop_open(). SIGTERM and SIGINT stop the server. A second such signal stops it
+ * without waiting for requests. SIGHUP makes it read the access tokens again. */
 void loop_signal(struct loop *loop, int number);
 
-/* Frees the event loop after the web servers and the devices are closed. */
+/* Frees the event loop. The web servers must be closed, and the threads of the devices must have ended. */
 void loop_close(struct loop *loop);
 
-/* Gives a request whose connection is suspended to the main thread. HTTP threads call this. */
+/* Hands a request over to the main thread. Its connection must be suspended. HTTP threads call this. */
 void loop_post(struct loop *loop, struct request *request);
 /* Tells the main thread that an HTTP thread has ended a cache transaction. Queued requests may be waiting for its
  * caches. */

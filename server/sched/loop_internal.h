@@ -45,12 +45,12 @@ struct loop {
     /* Whether a cache transaction has arrived that begin_transactions() has not examined yet. */
     bool transactions_arrived;
     bool scan_cut; /* whether the last search for transactions that can begin stopped before the end of the queue */
-    uint64_t scan; /* how often all waiting transactions were examined */
+    uint64_t scan; /* number of the last search through all waiting cache transactions (`scan` of caches_begin()) */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until this time the main thread polls instead of sleeping, because a GPU's last batch will end soon
-     * (base/polling_sleep.h). */
+    /* Until this time the main thread polls instead of sleeping, because the batch that was sent last to a GPU will
+     * probably end soon (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
     struct loop_frontend frontend;
@@ -88,8 +88,8 @@ void waiting_tick(uv_timer_t *timer);
 int stop_open_connections(const struct loop *loop);
 /* Begins a drain (accepted requests are finished, then the server stops). --metrics-listen stays open. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request that an HTTP thread is just posting is answered by that thread, which
- * sees `stopping`, or by request_arrived(). */
+/* Answers all waiting requests now. If an HTTP thread is just posting a request to the main thread, that request is
+ * answered by the HTTP thread, which sees `stopping`, or by request_arrived(). */
 void stop_waiting(struct loop *loop);
 void stop_advance(struct loop *loop, int64_t now_ms);
 
@@ -100,7 +100,8 @@ void batches_enqueue(struct loop *loop, struct job *job);
  * out of memory; the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 void batches_dispatch(struct loop *loop);
-/* Sets `batch_jobs` and `follows` of each job in the batch, for KServe's statistics. */
+/* Notes in each job how many jobs its batch has (`batch_jobs`), and whether an earlier job of the batch has the same
+ * model (`follows`). KServe's statistics need this. */
 void batches_mark(struct batch *batch);
 /* libuv calls this when the time of --batch-window-us is over. */
 void batches_window(uv_poll_t *poll, int status, int events);

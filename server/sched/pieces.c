@@ -1,6 +1,6 @@
-/* pieces.c: libuv runs its work in order of arrival, but clients should take turns. So libuv gets only as many pieces
- * as it has threads, and the others wait in a list here. --queue-depth limits the length of this list. A search of 1024
- * pieces takes microseconds. */
+/* pieces.c: the order in which libuv's threads work for clients. libuv runs its work in order of arrival, but clients
+ * should take turns. So libuv gets only as many pieces of work as it has threads, and all other pieces wait in a list
+ * of this file. --queue-depth limits the length of the list. A search of 1024 pieces takes microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>

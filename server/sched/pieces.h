@@ -12,7 +12,8 @@ struct queue;
 
 struct piece {
     uv_work_t uv;
-    /* the flow (client) that is charged, to which the piece's owner has a reference; NULL: none */
+    /* The flow (client) that is charged for the time of the work. The piece's owner holds a reference to the flow.
+     * NULL: none. */
     struct flow *flow;
     enum flow_work work;
     void (*run)(struct piece *piece); /* does the work, on one of libuv's threads */
@@ -25,7 +26,7 @@ struct piece {
 
 struct pieces {
     uv_loop_t *loop;
-    struct queue *queue; /* the queue of jobs, which knows the virtual time of each flow (client) */
+    struct queue *queue; /* the queue of jobs, which has the virtual time of each flow (client) */
     struct piece *first, **last;
     int running; /* number of pieces of work that libuv runs or has queued */
 };

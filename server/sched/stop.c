@@ -1,7 +1,7 @@
 /* stop.c: how the server stops (SIGTERM or SIGINT).
  *
- *   SERVING --signal--> DRAINING: readiness is 503, new clients are refused, listeners accept the connections that
- *                                 are already in their backlogs and close, answers have Connection: close
+ *   SERVING --signal--> DRAINING: readiness is 503, new clients are refused, each listener accepts the connections in
+ *                                 its backlog and is then closed, answers have Connection: close
  *           --no connection is open, or --drain-ms passed, or a second signal-->
  *                       STOPPING: waiting requests are answered 503, no connection is suspended any more
  *           --no connection is suspended, and none is open or LOOP_STOP_MS passed--> over
@@ -27,7 +27,8 @@ void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
-    /* From now on each answer closes its connection. New connections must be refused first. */
+    /* Refuses new connections first. In the stage DRAINING each answer closes its connection, and the client may then
+     * try to connect again. */
     loop->frontend.drain(loop->frontend.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);

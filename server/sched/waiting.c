@@ -1,8 +1,8 @@
 /* waiting.c: the requests whose connections are suspended: those in CHECKING, QUEUED, RUNNING and FINISHING.
- * libmicrohttpd does not watch a suspended connection, so after LOOP_WATCH_AFTER_MS a uv_poll for UV_DISCONNECT does. A
- * client that shuts down its sending side counts as gone. The watch is closed before the connection is resumed, because
- * another connection may use the same descriptor afterwards. A held request (one whose client's memory a device or
- * thread uses) stays in the list until that use has ended. */
+ * libmicrohttpd does not watch a suspended connection, so after LOOP_WATCH_AFTER_MS a uv_poll watches it for
+ * UV_DISCONNECT. A client that shuts down its sending side counts as gone. The watch is closed before the connection is
+ * resumed, because another connection may use the same descriptor afterwards. A held request (one whose client's memory
+ * a device or thread uses) stays in the list until that use has ended. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -128,7 +128,7 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* ends the transaction of a queued job only; that of a running job ends when the device is done */
+        /* the job is queued, so its cache transaction ends now; that of a running job ends when the device is done */
         transaction_end(job, false);
     }
     if (job->finishing)

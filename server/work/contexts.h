@@ -47,8 +47,8 @@ void contexts_drop(struct contexts *contexts, const char *id);
  * unknown, another account's, expired, used, or not ready. IN_USE: a backward of this account uses it. */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
-/* Ends the use of a context (saved forward). `used`: the backward ran, and the context is removed; otherwise it can be
- * taken again. */
+/* Ends the use of a context (saved forward). If `used` is true, the backward ran, and the context is removed. Otherwise
+ * the context can be taken again. */
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
@@ -63,10 +63,10 @@ void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 /* Calls contexts_fill() for the contexts of all items (problems) of the job that succeeded. The job's kernels must have
  * run. */
 void contexts_fill_job(struct job *job);
-/* Ends the job's use of contexts (saved forwards), when the outcome is known. `answered`: the client will get the
- * results; for each problem without an error, the context that it used is deleted, and the one that it made can be
- * taken. Otherwise the contexts that the job used can be taken again, and those that it made are deleted. Further calls
- * do nothing. */
+/* Ends the job's use of contexts (saved forwards), when the outcome is known. If `answered` is true, the client will
+ * get the results. Then, for each problem without an error, the context that it used is deleted, and the context that
+ * it made can be taken. Otherwise the contexts that the job used can be taken again, and those that it made are
+ * deleted. Further calls do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

@@ -2,8 +2,8 @@
  * outlive its request: a running kernel on a GPU is not interrupted when the client leaves, and a saved forward waits
  * for its backward. The request, the device that runs the job, and each context (saved forward) hold one reference.
  *
- * An HTTP thread makes the job (job_new) and places the outputs (prepare_job). Then the main thread owns it, then the
- * device, which writes results and times. Later it is only read. */
+ * An HTTP thread makes the job (job_new) and places the outputs (prepare_job). Then the main thread owns it, and then
+ * the device's thread, which writes results and times. After that, the job is only read. */
 #ifndef JOB_H
 #define JOB_H
 
@@ -39,8 +39,9 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* What a device needs to compute the exact results (float64) of an item (problem): see attn_truth_some(). `verify`
- * compares `out` on the device. In a check the exact results go to the judge on the CPU. */
+/* What a device needs to compute the exact results (float64) of an item (problem) by attn_truth_some(). For the option
+ * `verify`, the device compares `out` with the exact results. For a check, the exact results go to the judge on the
+ * CPU. */
 struct job_truth {
     bool wanted;
     uint64_t results; /* the tensors that a check wants, as bits of attn_tensor_id */
@@ -48,7 +49,7 @@ struct job_truth {
     attn_truth to;
     size_t bytes;
     size_t workspace_bytes;
-    double seconds; /* expected time */
+    double seconds; /* time in seconds that a device is expected to take for the exact results */
 };
 
 /* How a job is cut into parts (device/cut.c): by key/value heads with their query heads, by rows of the batch, or by
@@ -58,15 +59,15 @@ enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS }
 /* The heads, batch rows or queries that one device computes when several devices share a job, and what fraction of the
  * job's work this is. */
 struct job_range {
-    int64_t first, end; /* heads, batch rows or queries `first` to end - 1 */
+    int64_t first, end; /* the range is the heads, batch rows or queries from `first` to end - 1 */
     double share;
 };
 
 /* The part of a job that one device computes. Almost every job has only one part, which is the whole job.
  *
  * A part is sent to a device once. If gradients are sums over queries, every part is sent once more when all parts are
- * back, to add up a share of these gradients. A job ends when all its parts are back. If devices failed, it may then
- * become a single part again and be queued. If one part fails, the others are cancelled, so the job's error is the
+ * back, to add up a share of these gradients. A job ends when all its parts are back. If devices failed, the job may
+ * then become a single part again and be queued. If one part fails, the others are cancelled, so the job's error is the
  * first one that is not CANCELLED. */
 struct job_part {
     struct job_part *next;
@@ -89,19 +90,18 @@ struct job_part {
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
     bool ran;         /* whether the part's kernels ran without an error */
     attn_error error; /* why the part failed, if `ran` is false */
-    /* device memory (on `sums_on`) for this part's share of the gradients that are sums over all queries
-     * (device/sums.c); NULL: none */
+    /* device memory (on `sums_on`) in which the part's gradients that are sums over queries stay until they are added
+     * up (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
     /* next part in the list of device `sums_on`, which has all parts with sums there; the device's lock protects the
      * list */
     struct job_part *next_kept;
-    /* number of the device that computed the part, as the backend counts devices; only if several devices share the
-     * job */
+    /* number of the device that computes the part, as the backend counts devices */
     int index;
-    const char *kernel; /* name of the kernel that computed the part; only if several devices share the job */
-    /* Whether the device has compared the part's `out` with exact results, and the differences that it found. Only for
-     * `verify`, and if several devices share the job. */
+    const char *kernel; /* name of the kernel that computed the part; set only if several devices share the job */
+    /* Whether the device has compared the part's `out` with exact results, and the differences that it found. Set only
+     * for `verify`, if several devices share the job. */
     bool truth_known;
     attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
@@ -129,7 +129,7 @@ struct job {
     double flops; /* floating-point operations of the items (problems) that a device computes */
     /* bytes that a device reads and writes for all items, including keys and values in cache pages (attn_cost) */
     double bytes;
-    /* time that a device is expected to take for all items (attn_cost_of()) */
+    /* time in seconds that a device is expected to take for all items (attn_cost_of()) */
     double seconds;
     /* what `seconds` would be if the scores of all rows exceeded the range of float32 */
     double worst_seconds;
@@ -144,7 +144,7 @@ struct job {
     struct job_region outputs; /* memory of all output tensors, which lie one after the other */
     struct contexts *contexts;
     struct caller *caller; /* the account (access token) that is charged; the job holds a reference */
-    /* the flow (client) that is charged for device time; the job holds a reference; NULL: none */
+    /* The flow (client) that is charged for device time. The job holds a reference to it. NULL: none. */
     struct flow *flow;
     int64_t priority; /* urgency among the waiting jobs of one account: jobs with 1 are sent before jobs with 2 */
     /* For each item (problem), a reference to the job of the context (saved forward) that it uses, or NULL. The array
@@ -190,7 +190,7 @@ struct job {
     /* Only the main thread uses the members from here to given_up. */
     struct request *request;     /* the request that waits for the job; NULL: its client no longer waits */
     struct finishing *finishing; /* work after the run, such as verification; NULL: none */
-    int parts_out;               /* number of the job's parts that are now with devices */
+    int parts_out;               /* number of the job's parts that were sent to devices and are not back yet */
     /* links in the list of all waiting jobs, and in that of the job's flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
@@ -245,7 +245,8 @@ bool job_lost_devices(const struct job *job);
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts of the job ran. All must be back from their devices. */
 bool job_ran(const struct job *job);
-const attn_error *job_error(const struct job *job); /* the first error of a job that did not run */
+/* the first error of a job that did not run; CANCELLED only if no part has another error */
+const attn_error *job_error(const struct job *job);
 
 /* Frees the memory of the job's tensors early. The caller must have the only reference to the job. */
 void job_release_memory(struct job *job);

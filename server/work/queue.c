@@ -6,10 +6,10 @@
  * saves up no time. The next batch begins with the first job of the flow with the least virtual time that may be sent
  * to the device.
  *
- * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. A second
- * batch is sent to a busy CPU only when this batch is full. A batch is bounded in problems (max_batch) and in work
- * (QUEUE_BATCH_FLOPS). Forming a batch examines at most QUEUE_SCAN_MAX jobs, and passes over at most QUEUE_PASS_MAX
- * jobs that cannot be sent now. */
+ * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. While the
+ * CPU runs short batches, a second batch is sent to it only when this batch is full or has waited for some time
+ * (device_can_wait()). A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS). Forming a batch
+ * examines at most QUEUE_SCAN_MAX jobs, and passes over at most QUEUE_PASS_MAX jobs that cannot be sent now. */
 #include "server/work/queue.h"
 
 #include <assert.h>
@@ -80,7 +80,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* Read without the lock, because this is only an estimate. */
+    /* The main thread may change the value at any time. This does no harm, because the result is only an estimate. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *

@@ -1,7 +1,7 @@
 /* queue.h: the jobs that wait for a device (only the main thread uses them), and the admission of requests (any
- * thread). A request takes a place of the kind CALLER_RECEIVING from its headers to its last byte, then one of the kind
- * CALLER_WAITING until it is sent to a device or ends. Each kind has a bounded number of places, so clients that send
- * slowly do not keep others from being computed. */
+ * thread). From its headers to its last byte, a request has a place of the kind CALLER_RECEIVING. Then it has a place
+ * of the kind CALLER_WAITING, until it is sent to a device or ends. Each kind has a bounded number of places, so
+ * clients that send slowly do not keep others from being computed. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -14,7 +14,8 @@
 #include "server/work/job.h"
 
 struct queue {
-    /* number, and largest number, of the requests that are being received, and of those that wait for a device */
+    /* For each kind of place (CALLER_RECEIVING, CALLER_WAITING): how many requests have a place, and how many may have
+     * one. */
     struct {
         _Atomic int count;
         int limit;
@@ -53,7 +54,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
  * rate of work. */
 int queue_retry_after_s(const struct queue *queue, int devices);
 
-/* How many jobs wait for a device, and the bytes of their tensors. */
+/* Sets *jobs to the number of jobs that wait for a device, and *bytes to the size of their tensors. */
 void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
@@ -65,7 +66,7 @@ void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
 /* The device for which queue_take() chooses a batch. has_room() returns whether a batch that begins with `job` may be
- * sent to it now. If has_room is NULL, every batch may. */
+ * sent to it now. If has_room is NULL, every batch may be sent. */
 struct queue_taker {
     int device;
     bool (*has_room)(void *context, const struct job *job);
@@ -74,7 +75,7 @@ struct queue_taker {
 
 /* Takes the next batch for a device out of the queue: at most `max_batch` problems that may run together. Writes the
  * jobs to jobs[], of max_batch entries, and returns their number. With --batch-window-us, returns 0 while the batch may
- * wait for more jobs; *wait_ns is then the remaining time, and otherwise 0. */
+ * wait for more jobs, and sets *wait_ns to the remaining time. In all other cases *wait_ns becomes 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
@@ -87,8 +88,9 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
  * queue.c), which here does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs() is called when a batch has been sent to a device, at the time left_ns. queue_flow_ran() is called
- * when the batch has come back. `flow` is that of the batch's first job, or NULL. */
+/* A running batch counts in the virtual time of `flow` from left_ns on, the time at which it was sent to a device.
+ * `flow` is the flow of the batch's first job, or NULL. queue_flow_runs() is called when the batch has been sent, and
+ * queue_flow_ran() when it has come back. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

@@ -84,8 +84,8 @@ void request_count_in(struct request *request)
     atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
 }
 
-/* The id comes from splitmix64, with a counter and a random start value in each thread. So it takes no lock, and only
- * one system call per thread. */
+/* The id comes from splitmix64, with one counter for all threads and a random start value for each thread. It therefore
+ * takes no lock, and only one system call per thread. */
 void request_make_id(char id[REQUEST_ID_BYTES])
 {
     static _Atomic uint64_t counter;

@@ -1,6 +1,6 @@
-/* request.h: one HTTP request from its request line to its last byte. It has one owner (thread) at a time, and the
- * hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and resume), so that the new owner sees what
- * the old one wrote. request_move() checks each move against the table of states, and counts it for /metrics. */
+/* request.h: one HTTP request from its request line to its last byte. It has one owner (thread) at a time. The
+ * hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and resume), so the new owner sees what the
+ * old one wrote. request_move() checks each move against the table of states, and counts it for /metrics. */
 #ifndef REQUEST_H
 #define REQUEST_H
 
@@ -24,7 +24,7 @@ struct hangup_watch;
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
 /* One row for each state: its id, its label in /metrics, the role of the thread that owns the request, the kind of
- * place in the queue that the request needs, the next states.
+ * place in the queue that the request needs, and the states to which the request may move next.
  *
  * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. If a device
  * reads or writes the client's own memory, the request is held (not answered) until the job ends, unless the device
@@ -109,9 +109,11 @@ struct request {
     const struct route *route;
     /* values of the path's parameters, in the order of the route's pattern */
     struct slice parameters[REQUEST_PARAMETERS];
-    /* the client's account (access token); the request holds a reference; NULL: not determined yet, or refused */
+    /* The client's account (access token). The request holds a reference to it. NULL: the account is not known yet, or
+     * the client was refused. */
     struct caller *caller;
-    /* the flow (client) that is charged for device time; the request holds a reference; NULL: not known yet */
+    /* The flow (client) that is charged for the request's device time. The request holds a reference to it. NULL: not
+     * known yet. */
     struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
@@ -130,7 +132,8 @@ struct request {
     size_t text_bytes;
     uint64_t decoded_bytes;    /* bytes of the unpacked body that the parser has received */
     int64_t client_timeout_ms; /* header X-Request-Timeout-Ms; -1: not given */
-    /* The kind of the request's place in the queue; CALLER_PLACES: none. Only request.c changes it. */
+    /* Which kind of place in the queue the request has: receiving or waiting. CALLER_PLACES: none. Only request.c
+     * changes it. */
     int place;
 
     /* Only the request's owner uses the members below. */
@@ -152,15 +155,16 @@ struct request {
     struct hangup_watch *watch; /* the watch for the client's hang-up; NULL: none yet */
 };
 
-/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. It is the first member of a struct of
- * `bytes` bytes, which is filled with zeros. NULL: out of memory. */
+/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. The request is the first member of a new
+ * struct of `bytes` bytes, which is filled with zeros. NULL: out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
 void request_free(struct request *request);
 
 /* Marks the request as one with tensors, which request_count() then counts. */
 void request_count_in(struct request *request);
 
-/* Moves the request to its next state, whose owner then owns it. Only the current owner may call this. */
+/* Moves the request to its next state. The owner of that state (REQUEST_STATE_MAP) then owns the request. Only the
+ * current owner may call this. */
 void request_move(struct request *request, enum request_state to);
 
 /* Records why the request is refused. Only the first reason is kept. */
@@ -172,12 +176,13 @@ void request_fail_status(struct request *request, const attn_error *why);
 void request_fail_in_job(struct request *request, const attn_error *why);
 
 /* Replaces the request's place in the queue by one of the kind `place`, before the request moves to a state that needs
- * it. After an error it has no place. request_move() releases the place when the next state needs none. Only the
- * request's owner may call this. */
+ * it. After an error the request has no place. request_move() releases the place when the next state needs none. Only
+ * the request's owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
 /* Charges the size of the request's text or answer to the limit on staging memory (memory for tensors), although it
- * lies elsewhere. Only growth since the last call is charged, also to the request's account. Errors: BUSY, QUOTA. */
+ * lies elsewhere. Only the growth since the last call is charged. The request's account is charged too. Errors: BUSY,
+ * QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed while it was received: parser, place in the queue, memory for tensors, references to

@@ -1,7 +1,7 @@
 /* transaction.c: prepares the problem that a device computes for a decode: a forward with page_table
  * (kernels/attention.h). k and v are views of the pool, which is the memory of all pages. A granule is the unit of this
  * memory. A page has the number of its first granule, so the stride of the page axis is one granule, however large a
- * page is. In a page, the values follow the keys; in a latent cache, v = k. */
+ * page is. In a page, the values follow the keys. In a latent cache, the values are the first columns of the keys. */
 #include "server/work/transaction.h"
 
 #include <assert.h>
@@ -172,8 +172,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Changes the member that an error names from one of the cache to one of the request's tensors, because the client has
- * not made this cache itself. */
+/* If an error names a member of a cache's description, such as head_dim, changes the error to name the request's tensor
+ * instead. The client has not made this cache itself, and so does not know that member. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
