@@ -32,10 +32,16 @@ UNWATCHED bool rng_chance(struct rng *r, double p)
     return rng_uniform(r) < p;
 }
 
+/* The sum of twelve uniform numbers of 16 bits, each with the variance 1 / 12, is nearly normal. A logarithm and a cosine
+ * (Box and Muller's exact method) would take most of the time of some tests. */
 UNWATCHED double rng_normal(struct rng *r)
 {
-    const double u = 1 - rng_uniform(r), v = rng_uniform(r);
-    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+    int64_t sum = 0;
+    for (int n = 0; n < 3; n++) {
+        const uint64_t four = rng_next(r);
+        sum += (int64_t)((four & 0xffff) + (four >> 16 & 0xffff) + (four >> 32 & 0xffff) + (four >> 48));
+    }
+    return (double)(sum - 6 * 0xffff) * 0x1p-16;
 }
 
 /* ---- A problem that a few numbers describe (struct spec) --------------------------------------------------------- */
@@ -139,9 +145,19 @@ UNWATCHED int64_t tensor_elements(const attn_tensor *t)
     return n;
 }
 
+/* Returns the number of the tensor's elements if they are adjacent in memory, otherwise 0. */
+UNWATCHED static int64_t adjacent_elements(const attn_tensor *t)
+{
+    int64_t count = 1;
+    for (int a = t->rank - 1; a >= 0; count *= t->shape[a--])
+        if (t->stride[a] != count) return 0;
+    return count;
+}
+
 UNWATCHED int64_t tensor_offset(const attn_tensor *t, int64_t n)
 {
     int64_t offset = 0;
+    if (n < adjacent_elements(t)) return n;
     for (int a = t->rank - 1; a >= 0; a--) {
         offset += n % t->shape[a] * t->stride[a];
         n /= t->shape[a];
