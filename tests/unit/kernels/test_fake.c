@@ -316,7 +316,7 @@ static void test_faults_come_when_the_script_says(void **state)
         { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
         { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
         { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
-        /* All runs are on device 0, so an error of device 1 does not matter. */
+        /* All runs of this test are on device 0, so an error of device 1 changes nothing. */
         { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
@@ -354,7 +354,7 @@ static void test_a_held_stream_is_done_when_the_file_is_gone(void **state)
     assert_int_equal(put(&f, &err), ATTN_OK);
     struct stat told;
     assert_int_equal(stat(path, &told), 0);
-    assert_int_equal(told.st_size, 1); /* a byte for the kernels that the file holds */
+    assert_int_equal(told.st_size, 1); /* the device adds a byte for each kernel that `hold` stops */
     for (int i = 0; i < 3; i++) {
         assert_int_equal(attn_stream_done(f.stream, &done, &err), ATTN_OK);
         assert_false(done);

@@ -169,7 +169,7 @@ static int end(struct scene *s, bool tell)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-/* One calloc() of this many bytes fails; 0: none fails. */
+/* One calloc() of exactly this many bytes fails. 0: no call fails. */
 static _Atomic size_t refused_bytes;
 static atomic_int passed_calls; /* number of calls of calloc() for refused_bytes bytes that succeed before one fails */
 
