@@ -132,8 +132,8 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-/* Waits for the instruction `name`, which all threads of the team (such as a warp) execute together. May return before
- * the instruction is complete: the caller must check, and wait again. */
+/* Waits for the instruction `name`, which all threads of the team (such as a warp) execute together. The function may
+ * return before the instruction is complete, so the caller must check this, and wait again. */
 void await(team &t, const char *name);
 void release(team &t);
 
@@ -189,8 +189,8 @@ uint32_t shared_bytes();
 /* Returns the host pointer for an address in shared memory. Fails unless all bytes lie in the thread block's shared
  * memory and the address is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
-/* A launcher calls this before it computes rows again, one by one, because their results are not finite. Fails if
- * ATTN_EMULATOR_REPAIRS is "none". */
+/* A launcher (a host function that starts kernels) calls this function before it computes rows a second time, one by
+ * one, because their results are not finite. The call fails if ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
 /* Fails unless all `bytes` bytes of global memory at `pointer` lie in one allocation of the device. */
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
@@ -221,8 +221,9 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 /* The agent of a thread block does the block's asynchronous work: TMA copies and tensor core products (sm90.cc). The
  * agent is created at its first use. */
 struct agent {
-    /* Does some of the agent's work (copies, products) and returns true. Returns false if there was no work. The
-     * scheduler calls this now and then. If `must` is true, no fiber can run, and the agent must not put work off. */
+    /* Does some of the agent's work (copies, products of the tensor cores) and returns true. Returns false if there was
+     * no work. The scheduler calls this function now and then. If `must` is true, no fiber (CUDA thread) can run, so
+     * the agent must do work at once. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the thread block's shared memory */

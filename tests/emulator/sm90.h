@@ -69,15 +69,15 @@ void mbarrier_wait(uint32_t bar, uint32_t parity);
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
 void tma_store(const CUtensorMap *map, const int *at, int rank, uint32_t from);
-/* Bulk copies without a tensor map: from global to shared memory, from shared to global memory, and adding floats to
- * global memory. */
+/* Copies of contiguous bytes (bulk copies), which need no tensor map. They go from global to shared memory or from
+ * shared to global memory, or add floats to global memory. */
 void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar);
 void bulk_store(void *to, uint32_t from, uint32_t bytes);
 void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
-/* Makes the ordinary stores before this fence, to shared memory, visible to products and TMA. */
+/* Orders the stores to shared memory that came before this fence, so that products and TMA see them. */
 void fence_proxy_async();
 
 /* ---- wgmma: tensor core products of a warpgroup ------------------------------------------------------------------ */
@@ -114,7 +114,7 @@ uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 
 } // namespace emu
 
-/* Tests use these two. emu_tma_loads() returns the number of TMA loads so far. emu_refuse_maps makes the driver refuse
+/* For tests only. emu_tma_loads() returns the number of TMA loads so far. After emu_refuse_maps(1), the driver refuses
  * tensor maps. */
 extern "C" unsigned long emu_tma_loads();
 extern "C" void emu_refuse_maps(int refuse);

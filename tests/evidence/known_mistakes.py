@@ -38,7 +38,8 @@ def many_keys(rng):
 
 
 # ---- Layout ----------------------------------------------------------------------------------------------------------
-# The memory of one tensor is walked in the order of the other layout. A head must not stand alone: H > 1 and S > 1.
+# These kernels read or write a tensor's memory in the other layout's order of axes. The mistake changes results only if
+# there are several heads and several positions: H > 1 and S > 1.
 
 several = dict(back=False, packed=False, Sq=lambda r: int(r.integers(5, 130)), Sk=lambda r: int(r.integers(5, 200)), Hk=lambda r: int(r.integers(2, 5)))
 
@@ -424,7 +425,7 @@ class not_rescaled(Tiled):
 class TileDropped(Tiled):
     @staticmethod
     def fits(problem, tile):
-        # True if the mistake's tile is followed by another tile, so that rescaling happens at all.
+        # The mistake shows only if another tile follows the mistake's tile, because the kernel then rescales its sums.
         return problem.tensors['k'].shape[1] > tile
 
 

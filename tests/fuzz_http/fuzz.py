@@ -68,9 +68,9 @@ class Finding(Exception):
 
 
 def beyond_float32(r, rng, members, back):
-    """Makes a problem's scores overflow float32: by its scale, by q and k, or by a mask like Hugging Face's 4-D masks,
-    with finfo.min and with padding on the left whose queries see only padding. A backward may get an lse in base 2
-    instead."""
+    """Makes a problem's scores overflow float32 by its scale, by q and k, or by its mask. The mask is like Hugging
+    Face's 4-D masks: it has finfo.min, and padding on the left whose queries see only padding. A backward may get an
+    lse in base 2 instead."""
     (B, Sq, H, D), (_, Sk, Hk, _) = (wire.value(members[n]).shape if members.get('layout') != 'bhsd' else wire.value(members[n]).swapaxes(1, 2).shape for n in 'qk')
     what, dtype = r.randrange(4), members['q']['dtype']
     if what == 0:
@@ -92,8 +92,8 @@ def beyond_float32(r, rng, members, back):
 
 
 def problem(r, back, small=False, beyond=True):
-    """Makes a random problem. With `beyond` it may come from beyond_float32(); then the oracle does not always know the
-    answer."""
+    """Makes a random problem. With `beyond`, its scores may overflow float32 (beyond_float32()). The oracle does not
+    always know the answer to such a problem."""
     rng = np.random.default_rng(r.getrandbits(63))
     B, H, Hk = r.choice([1, 1, 2]), *r.choice([(1, 1), (2, 2), (4, 2), (3, 1)])
     Sq, Sk, D = r.randint(1, 9), r.randint(1, 12), r.choice([1, 2, 4, 8, 17, 24])
@@ -483,8 +483,8 @@ class Round:
             return None
 
     def check(self, a, sent, candidates):
-        """Checks one answer. `sent` is the request to which it belongs. None: this is not known, and the answer must be
-        right for one of `candidates`."""
+        """Checks one answer. `sent` is the request that it answers. If `sent` is None, the request is not known, and
+        the answer must be right for one of `candidates`."""
         self.count(f'answers {a.status}')
         if a.status not in STATUSES:
             self.fail('a status that nobody knows', a)
@@ -506,7 +506,8 @@ class Round:
             if of is None or of.method != 'POST' or b'"' not in a.body[:30] or 'html' in a.headers.get('content-type', ''):
                 return
             wrong, verified = oracle.judge(of.path, of.body, a.body, self.contexts, of.how, a.headers)
-            # the change concerns the framing, so the server may have read another body than was meant
+            # If the change concerns the framing of the body, the server may have read another body than the fuzzer
+            # meant.
             if wrong and not of.clean:
                 others = [b for b in bodies_of(self.log) if not oracle.judge(of.path, b, a.body, self.contexts, of.how, a.headers)[0]]
                 wrong = '' if others or not a.body.startswith(b'{"out"') else wrong
@@ -545,7 +546,8 @@ class Round:
                         return
                 if all(s.clean for s in sent):
                     continue
-                # A malformed message may be answered by any number of answers, so this reads all that arrive soon.
+                # Any number of answers to a malformed message is allowed, so this code reads all answers that arrive
+                # soon.
                 if r.random() < 0.3:
                     self.send(b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n')
                 self.socket.settimeout(r.choice([0.05, 0.05, 0.3, 2.5]) * min(service.SLOWER, 2))
@@ -563,8 +565,8 @@ class Round:
 
 
 def bodies_of(log):
-    """Returns the bodies that a lenient HTTP reader may find in these bytes: behind each head, with every length that a
-    head names, and decoded from chunks."""
+    """Returns the bodies that a lenient HTTP reader may find in these bytes. Such a reader may take the bytes behind
+    each head with every length that a head names, or decode them from chunks."""
     for match in re.finditer(rb'\r?\n\r?\n', log):
         rest = log[match.end():]
         for length in set(re.findall(rb'(?i)content-length[ \t]*:[ \t]*(\d+)', log)):

@@ -32,10 +32,11 @@ OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end
 UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
 # tolerances of golden.py, relative to the largest value instead of each value
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}
-# inputs above this size overflow somewhere, or leave no significant digits of a difference; for q and k this is a bound
-# on the product of their sizes
+# Inputs above this size are not verified. They overflow somewhere, or their differences have no significant digits. For
+# q and k this is a limit on the product of their sizes.
 WILD = 1e4
-# a bias below this makes a score lose all its digits: finfo.min does so, where it hides keys, or all keys of a row
+# A bias below this removes all digits of a score. Masks use such a bias (finfo.min) to hide keys, and sometimes hide
+# all keys of a row.
 LOWEST = -1e38
 STEEP = 500.0    # above this score, an error in its last bit changes exp() by more than the tolerance
 
@@ -56,8 +57,8 @@ class MinusZero(int):
 
 
 class Twice(dict):
-    """A JSON object that contains a member twice. The body that contains it is invalid, perhaps only in one of many
-    problems."""
+    """A JSON object in which a member occurs twice. A body with such an object is invalid, or only the problem with it,
+    if the body has many problems."""
 
 
 def parse(body):
@@ -344,8 +345,8 @@ class Problem:
         self.q, self.k, self.v = q, k, v
 
     def compute(self):
-        """Computes the expected results. Returns {name: (values, the largest magnitude of a term in the sums that give
-        them)}."""
+        """Computes the expected results. Returns {name: (values, size)}. The size is the largest magnitude of a term in
+        the sums that give the values."""
         o, q, k, v = self.options, self.q, self.k, self.v
         B, Sq, H, D = q.shape
         Sk = k.shape[1]
