@@ -28,9 +28,10 @@ def cut(q, k, v, count, causal=False, **options):
     """Returns at most `count` parts of the keys of k and v, [B, S, H, D], with about the same work in each.
 
     The protocol has no option for the position at which a part's keys begin, and needs none. With `causal` a query sees
-    no key behind its own position, so the queries before a part's first key are not sent. The first query that is sent
-    sees the part's key 0, and each later query sees one key more: this is a causal mask with alignment top_left. If
-    there are more keys than queries, the first query sees some more keys; the right end of `window` says how many."""
+    no key behind its own position. So the queries before a part's first key are not sent. The first query that is sent
+    sees the part's key 0, and each later query sees one key more. This is a causal mask with alignment top_left. If
+    there are more keys than queries, the first query sees some more keys, and the right end of `window` says how
+    many."""
     if set(options) - {'scale', 'softcap'}:
         raise ValueError(f'{sorted(options)}: only causal, scale and softcap are the same in every part of the keys')
     if k.shape[1] != v.shape[1]:

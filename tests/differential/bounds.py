@@ -23,7 +23,7 @@ A kernel makes these errors, where i is a query, and j and l are keys. M is drop
                 r = P (e^(b + beta) - 1), at most e^(BLUR |lse|)
     u       Relative error of P and dS when they are rounded to the dtype of their products. A P of 1 is exact, because
             the largest exponential of a row is 1.
-    t_i     Error of delta_i. It is 0 if the request has out. Otherwise, with c_il = (r_il + u P_il) M_il (dout_i . v_l),
+    t_i     Error of delta_i. It is 0 if the request has out. Otherwise let c_il = (r_il + u P_il) M_il (dout_i . v_l);
                 t^2 = (sum_l c_il)^2 + sum_l c_il^2 + sum_e (u_out dout_ie out_ie)^2
             because out is the sum of P V, and may be rounded to its dtype before it is multiplied with dout.
 
@@ -36,8 +36,8 @@ g_ij = M_ij (dout_i . v_j) - delta_i, enlarged by BLUR times its terms. Therefor
 and sigma^2 of each gradient is
 
     dq_i     scale^2 (sum_j (s_ij k_j)^2 + (sum_j s_ij k_j)^2 + (t_i sum_j (1 - tanh^2) (P + r)_ij k_j)^2)
-    dk_j     scale^2 sum_i q_i^2 (s_ij^2 + ((1 - tanh^2) (P + r)_ij t_i)^2)       summed over all query heads of the group
-    dv_j     sum_i ((r_ij + u P_ij) M_ij dout_i)^2                                summed over all query heads of the group
+    dk_j     scale^2 sum_i q_i^2 (s_ij^2 + ((1 - tanh^2) (P + r)_ij t_i)^2)       over all query heads of the group
+    dv_j     sum_i ((r_ij + u P_ij) M_ij dout_i)^2                                over all query heads of the group
     dbias    sum of z_ij^2 + ((P + r)_ij t_i)^2 over the axes that bias is broadcast along
     dslope   sum_i (sum_j (z_ij distance_ij)^2 + (sum_j z_ij distance_ij)^2 + (t_i sum_j (P + r)_ij distance_ij)^2)
     dsink    sum_i ((p + r)_i t_i)^2 + (r_i delta_i)^2, where p = exp(sink - lse) and r is its error, as of P

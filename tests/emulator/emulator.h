@@ -13,14 +13,14 @@
  * warps or lanes are starved: they run only when no other can. Some launches interleave two or three blocks, and the
  * others run one block after the other.
  *
- * Warps. An instruction that a whole warp executes is a gather(): each lane passes its operands, and the last lane to
- * arrive does the work for all. If lanes arrive at different instructions, or if all fibers wait, the launch ends with
- * a message that says which thread waits where.
+ * Warps. The function gather() carries out an instruction that a whole warp executes. Each lane passes its operands,
+ * and the last lane to arrive does the work for all lanes. If lanes arrive at different instructions, or if all fibers
+ * wait, the launch ends with a message that says which thread waits where.
  *
- * Copies. An asynchronous copy (cp.async) reads and writes at a random moment between its issue and the wait that
- * covers it, or the end of its thread. Some copies happen at the last moment. Two mistakes are reported: ldmatrix
- * of memory that a copy may still write, and any other change of this memory. Other asynchronous work (TMA, tensor
- * cores) belongs to an agent, see below.
+ * Copies. An asynchronous copy (cp.async) is made at a random moment between its issue and the wait that covers it, or
+ * the end of its thread. Some copies are made at the last moment. Two mistakes are reported: ldmatrix of memory that a
+ * copy may still write, and any other change of this memory. Other asynchronous work (TMA, tensor cores) is done by the
+ * object `agent` of each thread block.
  *
  * Races. Two accesses to the same shared memory, at least one of them a store, are an error if no barrier orders them
  * (races.h). It does not matter in which order they happened.

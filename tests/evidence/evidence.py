@@ -5,17 +5,19 @@ right, or wrong in a known way, and this script counts its verdicts.
     make evidence EVIDENCE=all       all of them; takes minutes
     make evidence ARGS="--only alignment:7 --show"    one problem, and the whole answer
 
+There are four kinds of cases. A check names each mistake that it knows by a code.
+
 | kind | what the kernel does | right answer |
 |---|---|---|
-| table | one mistake that has a code (known_mistakes.py) | not match; named first: its code, or one that computes the
-same here |
-| right | no mistake; four dtypes, tiles of 32 to 256 keys | not mismatch |
-| invented | one mistake that has no code (inventions.py) | mismatch, with its place and no explanation |
+| table | one mistake that has a code (known_mistakes.py) | not `match`; the first code is that of the mistake |
+| right | no mistake; four dtypes, tiles of 32 to 256 keys | not `mismatch` |
+| invented | one mistake that has no code (inventions.py) | `mismatch`, with the wrong place and no explanation |
 | pair | two of the ten most frequent mistakes | both codes among the explanations |
 
-A planted mistake counts if its error exceeds ten times `explained` (the error that rounding explains). If the error is
-smaller, another problem is drawn. To find out whether two codes compute the same, the script computes both. Seeds are
-fixed. The exit status is 1 if a bound of BOUNDS is broken."""
+Another code counts as right too, if a kernel with its mistake computes the same results on this problem. To find that
+out, the script computes both. A case counts if the error of its mistake exceeds ten times `explained`, the error that
+rounding explains. If the error is smaller, another problem is drawn. Seeds are fixed. The exit status is 1 if a bound
+of BOUNDS is broken."""
 import argparse
 import collections
 import http.client

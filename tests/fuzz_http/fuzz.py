@@ -4,19 +4,20 @@
     make fuzz-http SEED=7               repeats the rounds of seed 7; ONLY=7:2:413 repeats one round
     SAN=1 make fuzz-http                with a server that was built with the sanitizers
 
-A round is one connection. Its requests are forward, backward, envelopes, saved contexts, arrays, pages, HEAD or
-OPTIONS; as JSON, safetensors or KServe; compressed or not; one or several pipelined; with a length or in chunks. Each
-is changed in one place or in none: a byte, a member, a shape, a dtype, a digit of base64, a header, or a chunk's size.
-It is sent in pieces with pauses. Round n of worker w of seed s is always the same.
+A round is one connection. Its requests are forwards, backwards, envelopes (bodies with several problems), backwards of
+saved contexts, arrays, pages, HEAD or OPTIONS. They are JSON, safetensors or KServe, compressed or not, with a length
+or in chunks, and one request or several pipelined ones. Each request is unchanged, or is changed in one place: a byte,
+a member, a shape, a dtype, a digit of base64, a header, or a chunk's size. A request is sent in pieces with pauses.
+Round n of worker w of seed s is always the same.
 
-In every round, each answer must be HTTP with a documented status. An error must be a problem document; only an unknown
-version of HTTP may be answered in libmicrohttpd's own words. A 200 must hold the numbers that NumPy computes in float64
-from the body that was sent, and is a finding if Python finds a fault in the body (fuzz_oracle.py).
+In every round, each answer must be HTTP with a documented status. An error must be a problem document (RFC 9457). Only
+to an unknown version of HTTP may libmicrohttpd itself answer. A 200 must hold the numbers that NumPy computes in
+float64 from the body that was sent. A 200 is a finding if Python finds a fault in the body (fuzz_oracle.py).
 
-Other demands: every GOLDEN rounds, one fixed request has the same bits as the first time. A probe never waits more than
-100 ms for /livez. At the end, the server has as many descriptors as at the beginning and no more memory than in the
-middle, nothing waits or is leased, and SIGTERM ends it with status 0 and without a report of a sanitizer. A finding is
-printed with its round, and its bytes are kept in build/fuzz_http/.
+Every GOLDEN rounds, one fixed request must have the same bits as the first time. A probe must never wait more than 100
+ms for /livez. At the end, the server must have as many descriptors as at the beginning, and no more memory than in the
+middle. No request may wait, and no memory may be leased. SIGTERM must end the server with status 0 and without a report
+of a sanitizer. A finding is printed with its round, and its bytes are kept in build/fuzz_http/.
 """
 import argparse
 import base64

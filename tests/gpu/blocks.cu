@@ -719,7 +719,8 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
     }
 }
 
-/* Thread blocks must take each tile of work once, the tiles of a head in ascending order, and short tiles last. */
+/* Thread blocks must take each tile of work exactly once. They must take the tiles of a head in ascending order, and
+ * short tiles last. */
 void check_order()
 {
     static const struct {

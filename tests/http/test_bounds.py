@@ -165,8 +165,8 @@ def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
 
 
 def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
-    """The batching window is the time in which a batch waits for more requests. It must end when the batch is full. A
-    gate (a file) holds the device, so nine requests leave together."""
+    """A batch waits for more requests for a time, the batching window. The wait must end when the batch is full. A gate
+    (a file) holds the device, so all nine requests are in one batch."""
     server = fake(f'hold={gate.path}', '--max-batch', 9, '--batch-window-us', 1000000)
 
     def running():
@@ -296,12 +296,13 @@ def test_answers_of_16_million_numbers_hold_no_thread_while_their_length_is_meas
 
 
 def ends_what_is_finished(server, body):
-    """Sends a body with a deadline that passes while a free thread verifies rows or measures the text of numbers, after
-    the computation. Measures processor time, so that other load of the machine does not matter."""
+    """Sends a body whose deadline passes after the computation, while another thread verifies rows or measures the
+    length of the answer's numbers as text. Measures processor time, because other load of the machine does not change
+    it."""
     def finishing():
         return server.metric('attnd_inflight_requests', state='finishing') == 1
-    # measures the time from sending until the computation has ended; the first request also waits until memory is
-    # allocated, so the second request's time counts
+    # Measures the time from sending until the computation has ended. The first request takes longer, because memory is
+    # allocated for it, so the second request's time counts.
     for _ in range(2):
         start = time.monotonic()
         left = leave_behind(server, body, 1)[0]

@@ -54,7 +54,8 @@ def test_a_random_walk_is_what_its_model_is(anywhere, seed):
 
 @pytest.mark.limit(240)
 def test_a_long_random_walk_is_what_its_model_is(anywhere, request):
-    """Each kind of device has one dtype. The test takes 15 s per device on two cores."""
+    """The seed chooses the dtype, so each kind of device is tested with another dtype. The test takes 15 s per device
+    on two cores."""
     seed = ['cpu', 'fake', 'moves'].index(request.node.callspec.params['anywhere'])
     done = walk(anywhere('--kv-bytes', '8M'), 10000 if service.SLOWER == 1 else 300, seed)
     assert done['expired'], done
@@ -591,9 +592,11 @@ def all_at_once(calls):
 
 @pytest.mark.parametrize('float8', [False, True])
 def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
-    """On a device whose kernels read staging memory (the memory of request bodies), steps are merged into one problem
-    without a copy. Each step must have the same bits as alone, whatever else the batch contains."""
-    # these caches are filled by appends, which the server does not merge, so this many copies are made
+    """On a device whose kernels read staging memory (the memory of request bodies), steps (decodes) of different
+    clients are merged into one problem without a copy. Each step must have the same bits as alone, whatever else the
+    batch contains."""
+    # The caches are first filled by appends. The server does not merge appends, so the device makes this many copies
+    # for them.
     lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6
     os.unlink(gate)
     script = f'hold={gate},copy.err=700@{copies + 1}+'
@@ -625,8 +628,8 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
         with concurrent.futures.ThreadPoolExecutor(10 + GUESTS) as pool:
             try:
                 held = []
-                # Each request is one batch. When all streams have a batch, also those of guests (short requests beside
-                # others), later requests have to wait.
+                # Each request is one batch. A device also has streams for guests: clients that have no other batch on
+                # the device. Later requests have to wait only when these streams have a batch too.
                 for n in range(len(before)):
                     held.append(pool.submit(step, before[n], n % 6, turn))
                     assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n + 1)
@@ -653,7 +656,7 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
     assert cache.info()['length'] == 1
     waiting = []
     thread = threading.Thread(target=lambda: waiting.append(decode([cache], np.ones((1, 1, 4, 8)))))
-    thread.start()  # waits until the device has finished the step before
+    thread.start()  # waits until the device has finished the previous decode
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
     os.unlink(gate)
     thread.join()

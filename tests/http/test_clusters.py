@@ -119,8 +119,8 @@ def test_an_option_that_depends_on_positions_is_refused(shards):
 
 
 def test_the_bytes_that_a_server_moves_are_those_of_the_readme(serve, shards):
-    """The bytes are those that each of three servers counts. Beside the tensors they include headers, and the answers
-    of /readyz."""
+    """The bytes are those that each of three servers counts. They include the tensors, the headers, and the answers of
+    /readyz."""
     servers = [serve() for _ in range(3)]
     Sq, Sk, H, Hk, D = 120, 3000, 4, 2, 16
     t = draw(Sq, Sk, H, Hk, D, D)
@@ -138,8 +138,9 @@ def test_the_bytes_that_a_server_moves_are_those_of_the_readme(serve, shards):
 
 
 def process_of(client, server):
-    """Returns the process that has the client's end of the open TCP connection between two addresses. Connections that
-    are closed, but still in the system's table (TIME_WAIT), may have had the same client's address."""
+    """Returns the process that has the client's end of the open TCP connection between two addresses. Only open
+    connections are searched: a closed one that is still in the system's table (TIME_WAIT) may have the same client
+    address."""
     wanted = [f'{int.from_bytes(bytes(map(int, host.split("."))), sys.byteorder):08X}:{port:04X}' for host, port in (client, server)]
     with open('/proc/net/tcp') as f:
         inode = next(words[9] for words in map(str.split, f) if words[1:4] == [*wanted, '01'])
@@ -252,8 +253,8 @@ def test_a_full_server_is_tried_again_and_a_wrong_request_is_not(fronts, shards)
     wrong = r'^v: shape\[1\] is 8, must be 9, the keys of k$'
     with pytest.raises(shards.Refused, match=wrong):
         shards.post([front.url], 0, 'forward', {**inputs, 'v': t['v'][:, :8]})
-    # cut() refuses a v that is longer or shorter than k: otherwise the server would refuse a part, or a longer v would
-    # be cut without an error
+    # cut() refuses a v that is longer or shorter than k. Without this check the server would refuse a part that lacks
+    # rows of v, and a longer v would be cut without an error.
     with pytest.raises(ValueError, match=wrong):
         shards.cut(t['q'], t['k'], t['v'][:, :8], 3)
 
@@ -275,8 +276,8 @@ def surroundings():
 @pytest.mark.parametrize('calls', ((1, 2), (2, 1)))
 @pytest.mark.parametrize('engine', ('dask', 'ray'))
 def test_a_server_and_a_worker_are_killed_and_the_result_is_right(fronts, clone, engine, calls):
-    """The server is killed with its first or its second request (a forward or a backward). The worker is killed with
-    the second or the first request to another server."""
+    """The second server is killed at its request number calls[0] (a forward or a backward). The worker that sends
+    request number calls[1] to the third server is killed too."""
     if not os.path.isdir(os.path.join(service.FETCHED, {'dask': 'distributed', 'ray': 'ray'}[engine])):
         pytest.skip(f'{engine} is not here (tests/setup.sh test fetches it from PyPI)')
     name = f'{engine}_client.py'

@@ -423,8 +423,9 @@ def test_a_step_whose_device_is_lost_in_the_thread_that_received_it(fake, shm):
 
 @pytest.mark.parametrize('late', [False, True], ids=['in time', 'after its deadline'])
 def test_a_step_that_is_late_goes_on_as_a_batch(fake, gate, shm, late):
-    """A step (a decode) is late if it is not done when its HTTP thread stops waiting. It is answered when it has ended.
-    The cache has the new position only if a client still waited. The next step on the cache waits until then."""
+    """A step (a decode) is late if it is not done when its HTTP thread stops waiting for it. The answer is sent when
+    the step has ended. The cache gets the new position only if a client still waits. The next step on the cache waits
+    until the late step has ended."""
     server = fake(f'hold={gate.path}@1', *ALLOW, reads_staging=True)
     growing = Growing(server, shm)
     asking = AskingStep(growing, soon() if late else {})
@@ -631,8 +632,9 @@ def test_a_device_that_is_lost_takes_its_regions_with_it(fake, shm, devices):
 
 
 def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fake, gate, shm, tmp_path):
-    """All requests have one token. Requests of several clients could get more batches on the device than it has streams
-    (guests, server/device/devices.c), so none would wait."""
+    """All requests have one token. The device has additional streams for guests, which are clients without another
+    batch on the device (server/base/limits.h). With several tokens, requests would therefore run beside each other, and
+    none would wait."""
     tokens = tmp_path / 'tokens'
     tokens.write_text('token-of-anna\n')
     anna = {'Authorization': 'Bearer token-of-anna'}

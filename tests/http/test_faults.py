@@ -131,9 +131,8 @@ def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
 
 
 def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
-    """A late request is one whose HTTP thread has stopped waiting for it. The device's thread takes it over from
-    another HTTP thread's slot. The time until which the request may run must not change, although other requests
-    come and go."""
+    """A late request is one whose HTTP thread has stopped waiting for it. The device's thread then waits for its end
+    instead. The time until which the request may run must not change, although other requests come and go."""
     server = fake(f'hold={gate.path}@1', reads_staging=True)
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -146,8 +145,8 @@ def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
 
 
 def test_what_is_late_runs_on_though_the_queue_is_full(fake, right, gate):
-    """The late request was admitted before the queue filled up, and runs already. It must end, although the queue is
-    full by then."""
+    """A late request is one whose HTTP thread has stopped waiting for it. It runs already, and was admitted before the
+    queue filled up. It must end, although the queue is full by then."""
     server = fake(f'hold={gate.path}@1', '--queue-depth', 1, '--batch-window-us', 1000000, '--http-threads', 1, reads_staging=True)
     body = wire.small_bytes()
     with server.raw() as late:
@@ -214,8 +213,8 @@ def test_every_request_of_a_failed_batch_hears_of_it(fake, right, gate):
     """When a batch fails, all of its requests fail, and no others do."""
     server = fake(f'hold={gate.path}@1+,launch.err=9@{5 + GUESTS}')
     first = []
-    # Each request is one batch. When all streams have a batch, also those of guests (short requests beside others),
-    # later requests have to wait.
+    # Each request is one batch. A device also has streams for guests: clients that have no other batch on the device.
+    # Later requests have to wait only when these streams have a batch too.
     for n in range(1, 5 + GUESTS):
         first.append(Asking(server))
         assert eventually(lambda: running(server)['fake:0'] == n)
@@ -240,8 +239,8 @@ def test_out_of_device_memory_is_answered_503_and_passes(fake, right):
 
 
 def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fake, right, gate):
-    # each stream's first request allocates workspace, inputs and outputs; the script lets the seventh allocation fail,
-    # which is the third request's first
+    # The first request of each stream makes three allocations: workspace, inputs and outputs. The script lets the
+    # seventh allocation fail, which is the first one of the third request.
     server = fake(f'hold={gate.path}@1,alloc.fail@7')
     first = Asking(server)
     assert eventually(lambda: running(server)['fake:0'] == 1)
@@ -275,7 +274,8 @@ def test_what_fits_alone_waits_for_memory_instead_of_failing(fake, gate):
     assert eventually(lambda: running(server)['fake:0'] == 1)
     others = [Asking(server, large) for _ in range(3)]
     assert eventually(lambda: running(server)['fake:0'] == 4)
-    # the large requests must not wait for ever while small ones pass, so the small request may have to wait too
+    # Small requests that pass the large ones must not make these wait for ever. The small request may therefore have to
+    # wait too.
     small = Asking(server)
     gate.open()
     expected = tensors(first.result())
@@ -467,13 +467,13 @@ def test_under_a_supervisor_a_hung_device_is_replaced(fake, right):
 
 
 def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
-    """The device's thread hangs: after the run its mark on the stream fails, and the thread then waits for everything
-    on that stream."""
+    """Runs a request on a stream that is never done. The call that marks the stream after the run fails. The device's
+    thread then waits for everything on the stream, and so hangs for ever."""
     found = False
     for n in range(1, 30):
         server = fake(f'event.never@1,call.err=9@{n}', '--watchdog-ms', '300')
         answer = server.post(FORWARD, wire.small_bytes())
-        # the failed call came when nothing was on the stream yet, so the thread did not hang
+        # status 500: the call failed while nothing was on the stream yet, so the device's thread did not hang
         if answer.status == 500:
             server.stop()
             continue
@@ -678,8 +678,8 @@ STUCK_S = 5  # HEARTBEAT_LIMIT_MS
 
 @pytest.fixture
 def watched(serve):
-    """watched(script, shim variables) starts a server, and opens a connection to --metrics-listen, a port with a thread
-    of its own that answers while HTTP threads hang."""
+    """watched(script, shim variables) starts a server, and opens a connection to its port for metrics
+    (--metrics-listen). This port has a thread of its own, which answers even while HTTP threads hang."""
     connections = []
 
     def start(script='', **shims):
@@ -687,7 +687,8 @@ def watched(serve):
         env = {'ATTN_FAKE_SCRIPT': script, **(service.shimmed(**shims) if shims else {})}
         # While its thread hangs, a request's body does not arrive either, so the limit on stalled bodies must be long.
         server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', '--body-stall-ms', '60000', env=env, binary=service.FAKE)
-        # the connection is opened now, because the loop (which may hang later) accepts connections
+        # The connection is opened before anything hangs. The scheduler's loop, which may hang later, accepts new
+        # connections.
         connections.append(service.Connection(('127.0.0.1', port), 20 * service.SLOWER))
         assert connections[-1].ask('GET', '/readyz').status == 200
         return server, connections[-1]

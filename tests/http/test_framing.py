@@ -51,7 +51,8 @@ ROWS = [
     ('high_byte_in_a_name', post('X\xe9: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('no_colon', post('Nonsense', f'Content-Length: {N}'), {400}, CLOSES),
     ('space_before_a_name', b'GET /livez HTTP/1.1\r\n X: 1\r\nHost: x\r\n\r\n', {400}, CLOSES),
-    # malformed request lines, which libmicrohttpd 1.0.1 would answer with a redirection to a target without the space
+    # Malformed request lines. libmicrohttpd 1.0.1 would answer them with a redirection to the target without the white
+    # space.
     ('space_in_the_target', request_bytes('/livez now', None, 'GET'), {400}, CLOSES),
     ('tab_in_the_target', request_bytes('/livez\tnow', None, 'GET'), {400}, CLOSES),
     ('space_at_the_end_of_the_line', b'GET /livez HTTP/1.1 \r\nHost: x\r\n\r\n', {400}, CLOSES),
@@ -182,8 +183,8 @@ def test_405_names_the_methods(server):
     post('X-Null: a\0b'), post().replace(b'\r\n', b'\n'), post('X-Fold: a\r\n b'), post(': empty name')],
     ids=['nul_in_a_value', 'bare_line_feeds', 'folded_header', 'header_without_a_name'])
 def test_h9_what_the_library_lets_through(server, sent):
-    """libmicrohttpd 0.9.75 accepts these messages, and 1.x refuses them, without a difference that the server can see.
-    Each message must be either served or refused."""
+    """libmicrohttpd 0.9.75 accepts these messages, and 1.x refuses them. The server cannot see whether libmicrohttpd
+    has changed a message. Each message must be either served or refused."""
     with server.raw() as s:
         s.sendall(sent)
         answer = RawReader(s).answer()
@@ -337,7 +338,7 @@ def test_h6_a_chunk_extension_of_200_kb(serve):
 
 
 def test_h6_a_chunk_of_2_63_is_not_awaited_for_ever(serve):
-    """libmicrohttpd does not tell the server the size of a chunk, so a chunk of 2^63 bytes counts as a body that
+    """libmicrohttpd does not tell the server the size of a chunk. A chunk of 2^63 bytes therefore counts as a body that
     stalls."""
     server = serve('--body-timeout-ms', 700)
     with server.raw() as s:
@@ -387,8 +388,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize('malformed', MALFORMED)
 def test_a_refusal_goes_to_who_caused_it_and_not_to_half_a_head_beside_it(serve, malformed):
-    """libmicrohttpd's log says that a message was refused, but not on which connection. The server must not take
-    another connection, with half of a head, for the refused one."""
+    """libmicrohttpd's log says that a message was refused, but not on which connection. Other connections have sent
+    half of a head at that time. The server must not take one of these for the refused one."""
     server = serve('--http-threads', 1)
     with service.Probe(server) as probe:
         for round_ in range(12):

@@ -26,7 +26,7 @@ def test_a_minute_of_requests_that_are_a_little_wrong(capsys):
     assert not findings, '\n'.join(lines)
     said = '\n'.join(lines)
     counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in lines if line[:9].strip().isdigit()}
-    # Checks what the fuzzer did: a fuzzer that verified no numbers, or that saw only one status, would find no faults.
+    # Checks what the fuzzer did. A fuzzer that verified no numbers, or that saw only one status, would find no faults.
     assert counts['problems verified'] > 1000 and counts['answers 400'] > 300 and counts['answers 200'] > 600, said
     assert counts['answers 200 beyond the oracle'] < counts['answers 200'] / 10, said
     assert min(counts['verified as safetensors'], counts['verified as kserve'], counts['verified, compressed']) > 100, said

@@ -277,8 +277,8 @@ def test_t7_cu_seqlens(server, cu_q, cu_k):
 
 @pytest.mark.parametrize('Sq, Sk, outputs', [(10**6, 10**6, ['out', 'lse']), (10**12, 1, ['lse'])])
 def test_t5_a_tiny_body_cannot_ask_for_a_huge_answer(server, Sq, Sk, outputs):
-    """With batch size 0 every tensor is empty, so the request has no data. The sizes of the answer must still be within
-    the limits."""
+    """With batch size 0 every tensor is empty, so the request has no data. The sizes of its answer must be within the
+    limits nevertheless."""
     answer = server.forward(q=shaped(0, Sq, 1, 4), k=shaped(0, Sk, 1, 4), v=shaped(0, Sk, 1, 4), outputs=outputs)
     assert answer.status in (200, 400, 413, 422), answer
 

@@ -378,8 +378,8 @@ def test_what_perf_analyzer_reads(server):
 
 
 def test_a_tool_that_fills_all_inputs_starts_a_sequence(server):
-    """The metadata must list q, k and v. In an earlier version it listed q alone, but no sequence can start without k
-    and v."""
+    """The metadata must list q, k and v as inputs. In an earlier version they listed q alone, and clients that send
+    only listed inputs could not start a sequence (a decode session), which needs k and v."""
     model = 'attention_decode_fp16'
     meta = server.get(f'/v2/models/{model}').json()
     assert [(t['name'], t.get('optional', False)) for t in meta['inputs']] == [('q', False), ('k', True), ('v', True)]

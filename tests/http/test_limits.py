@@ -238,9 +238,9 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
 
 
 def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, beside):
-    """When the server has as many connections as it allows, it closes those without a token first, to make room for
-    clients with a token. The test has one without a token in every state that can last: between two requests, with
-    half a head, silent, and in the middle of a refused body."""
+    """When the server has as many connections as it allows, it closes connections of clients that never sent a token.
+    This makes room for clients with a token. The test opens a connection without a token in each state that can last:
+    between two requests, with half a head, silent, and in the middle of a refused body."""
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--max-connections', 5, '--token-file', tmp_path / 'tokens', '--metrics-listen', beside.listen)
     alice = 'Authorization: Bearer alice'
@@ -255,7 +255,7 @@ def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, be
     # longer than CONNECTION_STRANGER_MS, after which a refused body that still arrives no longer protects its
     # connection
     time.sleep(1.2)
-    # the five connections, and the one that reads the metric
+    # There are six connections: the five above, and the one that reads the metric.
     assert eventually(lambda: beside.metric('attnd_connections') == 6)
     for _ in range(4):
         s = server.raw()
@@ -279,7 +279,7 @@ def test_the_memory_of_connections_is_told_and_counted(serve):
     held = uploading(server, server, 20)
     assert 20 * (192 << 10) <= server.metric('attnd_connection_bytes', kind='used') <= limit
     finish(held)
-    # The connection that reads this metric has a request, so its memory counts too.
+    # The connection that reads this metric also has a request, so the metric includes the memory of that connection.
     assert eventually(lambda: server.metric('attnd_connection_bytes', kind='used') <= 192 << 10)
 
 

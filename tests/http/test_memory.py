@@ -104,8 +104,8 @@ def test_bodies_that_stop_in_the_middle_hold_what_they_sent(serve):
 @pytest.mark.parametrize('text', [b'{"note":"' + b'a' * 900000, b'{"note":[' + b'0,' * 100000, b'{"requests":[' + b'{"q":{"data":""}},' * 20000],
                          ids=['a string', 'numbers', 'tensors'])
 def test_text_that_is_no_tensor_counts_as_staging_memory(serve, text):
-    """The server keeps the text of a body that is no tensor, such as a long string. Such texts of all requests have the
-    same limit as tensors."""
+    """The server keeps the text of a body that is not part of a tensor, such as a long string. The texts of all
+    requests together have the same limit as tensors."""
     server = serve('--staging-bytes', '8M', '--body-stall-ms', 60000)
     request = request_bytes(FORWARD, None, headers=JSON + [f'Content-Length: {len(text) + 2}']) + text
     held = [server.raw() for _ in range(40)]
@@ -323,7 +323,7 @@ def test_one_token_cannot_hold_all_places_of_those_who_wait(serve, tokens, tmp_p
 
 
 def test_one_token_cannot_hold_all_memory(serve, tokens):
-    """Alice sends many bodies except for their last byte; Bob must still get memory."""
+    """Alice sends many bodies, each without its last byte, so their memory stays in use. Bob must still get memory."""
     server = serve('--token-file', tokens, '--staging-bytes', '64M')
     server.page_headers = ALICE
     body = numbers(12)

@@ -174,8 +174,8 @@ def test_schemathesis(server, tmp_path):
 @pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
 @pytest.mark.parametrize('back', [False, True])
 def test_neighbours_change_no_bit(server, dtype, back):
-    """The same request is sent alone, among random other requests, and inside envelopes among these. Its answer must
-    always have the same bits."""
+    """The same request is sent alone, then while random other requests are under way, and then as one of several
+    problems in a body (an envelope). Its answer must always have the same bits."""
     import threading
     rng = np.random.default_rng(9)
     path = '/v1/attention/' + ('backward' if back else 'forward')
@@ -234,8 +234,8 @@ def test_the_number_of_threads_changes_no_bit(serve):
 
 @pytest.mark.limit(120)
 def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
-    """The HTTP thread that receives a small problem computes it, without a wait for the device. Metrics and the
-    request's own times count it as a batch of one."""
+    """The HTTP thread that receives a small problem computes it itself, so the problem does not wait for the device.
+    The metrics and the times in the answer count it as a batch of one."""
     server = serve('--cpu-threads', 1, '--max-batch', 1)
     with occupied(server, slow.calibrated(server, 20), queued=1):
         counts = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]

@@ -892,8 +892,8 @@ def test_each_device_copies_its_heads_of_pinned_tensors(pinned):
 
 
 def test_sums_over_queries_of_several_devices_are_written_to_pinned_regions(pinned):
-    """The devices write their queries of dq, and the elements of dk and dv that they have added up, to the region. The
-    CPU writes nothing."""
+    """Two devices compute a problem in parts. Each device writes its own queries of dq to the region, and the elements
+    of dk and dv for which it has added up the parts' sums. The CPU writes nothing."""
     rng = np.random.default_rng(1)
     arrays = {n: rng.standard_normal((1, 2048, 1 if n in 'kv' else 2, 64)).astype(np.float32) for n in ('q', 'k', 'v', 'dout')}
     data = b''.join(a.tobytes() for a in arrays.values())

@@ -91,8 +91,8 @@ def test_a_gradient_that_no_device_computes_stays_with_the_cpu(fake, problem):
 
 
 def test_all_rows_of_a_long_problem_are_compared(fake, long_problem):
-    """One wrong number among 16384 rows must be found, wherever it is. Only some of the rows are also computed as a
-    right kernel would."""
+    """One wrong number among 16384 rows must be found, wherever it is. To learn the usual rounding errors, the server
+    also computes some rows as a right kernel would. The wrong number need not be in these rows."""
     server = fake()
     results = results_of(server, long_problem)
     right = check(server, long_problem, **results)
@@ -106,7 +106,8 @@ def test_all_rows_of_a_long_problem_are_compared(fake, long_problem):
 
 
 def test_all_rows_of_a_long_backward_are_compared(fake):
-    """A wrong tile of keys or of queries is found. One head takes 1.1 * 2^31 multiply-adds."""
+    """The check must find a wrong tile of keys and a wrong tile of queries. One head of this problem takes 1.1 * 2^31
+    multiply-adds."""
     rng = np.random.default_rng(3)
     members, _ = wire.random_problem(rng, Sq=1800, H=1, D=128, dtype='bfloat16', causal=True)
     members['dout'] = wire.tensor(rng.standard_normal((1, 1800, 1, 128)), 'bfloat16')
@@ -136,8 +137,8 @@ def test_several_checks_of_one_body(fake, problem):
 
 
 def test_what_takes_a_device_too_long_is_checked_by_the_cpu(fake, problem):
-    """The fake device says that it needs 92 ms for these float64 results, more than half of the time until the
-    deadline."""
+    """The fake device says that it needs 92 ms for the float64 results. This is more than half of the time until the
+    deadline, so the CPU makes the check."""
     server = fake('truth.err=700')
     answer = server.post(CHECK, {**problem, **results_of(server, problem), 'timeout_ms': 100})
     assert answer.status in (200, 504) and server.get('/readyz').status == 200

@@ -23,7 +23,8 @@ import service
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get('PEER_PYTHON', sys.executable)
-# bytes of an answer to the small body: base64 of out (32768 bytes) and lse (1024 bytes), and the JSON around them
+# bytes of an answer to the small body: the base64 of out (32768 bytes) and of lse (1024 bytes), and the JSON around
+# both
 SMALL_ANSWER = 45400
 
 
