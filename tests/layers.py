@@ -1,11 +1,11 @@
 """layers.py [BUILD]: checks that each folder of the program uses only the folders that it may use, and that no files
 depend on each other in a circle.
 
-Two graphs are checked. The first has the includes of every source. Each folder of LAYERS may include its own
-headers and those of the folders on its line, and no others of the project. A library of LIBRARIES may be included only by files of its own
-part of the program. The second graph has the calls of every source, read from the object files of BUILD (build/ after
-`make`). It shows what includes do not show: two files that call each other through headers of a lower layer. An object
-file that is older than its source is left out. Nothing is compiled here.
+Two graphs are checked. The first has the includes of every source. Each folder of LAYERS may include its own headers
+and those of the folders on its line, and no others of the project. A library of LIBRARIES may be included only by files
+of its own part of the program. The second graph has the calls of every source, read from the object files of BUILD
+(build/ after `make`). It shows what includes do not show: two files that call each other through headers of a lower
+layer. An object file that is older than its source is left out. Nothing is compiled here.
 
 A circle is a fault in both graphs: headers that include each other, and sources that call each other. (It is no fault
 if x.c includes y.h and y.c includes x.h.) Messages about calls name a source without its ending: server/base/log."""

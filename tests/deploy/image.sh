@@ -4,10 +4,10 @@
 #
 # The images are to be tested on machines without a Docker engine and without a registry. Therefore buildah builds the
 # Dockerfile with chroot isolation. A system made by debootstrap replaces the image ubuntu:24.04. The same system with a
-# copy of this machine's CUDA compiler replaces the image nvidia/cuda. The script then runs each image as an engine would
-# run it, with the user, environment, entrypoint and health check of its configuration. The program is process 1 of a
-# new pid namespace. It has a network of its own (so that port 8080 is free), a read-only root, no capabilities, and no
-# way to gain any.
+# copy of this machine's CUDA compiler replaces the image nvidia/cuda. The script then runs each image as an engine
+# would run it, with the user, environment, entrypoint and health check of its configuration. The program is process 1
+# of a new pid namespace. It has a network of its own (so that port 8080 is free), a read-only root, no capabilities,
+# and no way to gain any.
 #
 # Checks of each image
 #   configuration   user, entrypoint, stop signal, health check, labels, NVIDIA's variables (gpu)

@@ -1,10 +1,10 @@
 /* sm90.h: the asynchronous instructions of Hopper (sm_90a) on the emulator: mbarriers, TMA, wgmma, setmaxnreg.
  *
- * tests/emulator/kernels/cuda/sm90/layer/ptx.cuh has the wrappers that the kernels call. Each wrapper calls one function
- * of this file. On the hardware, the copy engine and the tensor cores work while threads run. In the emulator, each
- * thread block has a queue of such work, and the scheduler carries out some of it now and then. An operation happens
- * between a first and a last moment. A kernel may rely only on what it has waited for, so half of the operations happen
- * at the last moment:
+ * tests/emulator/kernels/cuda/sm90/layer/ptx.cuh has the wrappers that the kernels call. Each wrapper calls one
+ * function of this file. On the hardware, the copy engine and the tensor cores work while threads run. In the emulator,
+ * each thread block has a queue of such work, and the scheduler carries out some of it now and then. An operation
+ * happens between a first and a last moment. A kernel may rely only on what it has waited for, so half of the
+ * operations happen at the last moment:
  *
  *   operation    first moment                                 last moment
  *   TMA load     its issue                                    a thread waits for it and no thread can go on
@@ -45,9 +45,9 @@
  * this truncation off, so that a wrong layout can be told from a loss of bits.
  *
  * The emulator does not model which thread executed a fence: a fence of any thread counts. Each kernel starts after the
- * previous one has ended, so there is no programmatic dependent launch. The emulator does not model memory order between
- * threads, clusters and multicast, operands without swizzle or with a base offset, boxes narrower than their swizzle,
- * interleaved and im2col maps, or time.
+ * previous one has ended, so there is no programmatic dependent launch. The emulator does not model memory order
+ * between threads, clusters and multicast, operands without swizzle or with a base offset, boxes narrower than their
+ * swizzle, interleaved and im2col maps, or time.
  *
  * All functions of this file run on the one operating system thread that runs the block. */
 #ifndef EMULATOR_SM90_H

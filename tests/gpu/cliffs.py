@@ -4,14 +4,14 @@ two options together, and the same problem without them.
     python3 tests/gpu/cliffs.py [--bench build/attn-bench] [--ops forward backward] [--head-sizes 64 128] [--pairs]
     [--json]
 
-A problem's time over the time without the option must be at most the option's figure in OPTIONS. For two options it must
-be at most the product of their figures. The gradient of an option has a figure in GRADIENTS, for the time over that of
-the backward without this gradient. An option or gradient that reads or writes a tensor of all pairs of a query and a
-key may also take SLACK times as long as copying this tensor. The two calls run in turns as children of this program, so
-that the card's clock is nearly the same for both. Each time is the median of its turns. Only ratios can be compared
-with those of another day. The exit status is 1 if a figure is exceeded, or if an option changes the family of kernels.
-Only above head size 128 may a backward with an option run on `sm90_wide`, and without it on `sm90`. Needs only a GPU
-and attn-bench built with CUDA."""
+A problem's time over the time without the option must be at most the option's figure in OPTIONS. For two options it
+must be at most the product of their figures. The gradient of an option has a figure in GRADIENTS, for the time over
+that of the backward without this gradient. An option or gradient that reads or writes a tensor of all pairs of a query
+and a key may also take SLACK times as long as copying this tensor. The two calls run in turns as children of this
+program, so that the card's clock is nearly the same for both. Each time is the median of its turns. Only ratios can be
+compared with those of another day. The exit status is 1 if a figure is exceeded, or if an option changes the family of
+kernels. Only above head size 128 may a backward with an option run on `sm90_wide`, and without it on `sm90`. Needs only
+a GPU and attn-bench built with CUDA."""
 import argparse
 import itertools
 import json

@@ -16,9 +16,9 @@ Kinds of cells:
   chunk                            a chunk of a prompt, or speculation: few queries at the end of many keys
   waves                            batches of short sequences, with 9 sequences and more
 
-A cell is a shape. A program (--program) is a command that times one cell. The last line that it prints must be JSON with
-the milliseconds of a call as "ms". These words in the command are replaced: {op}, {B}, {H}, {Hk}, {Sq}, {Sk}, {D}, {Dv}
-and {page} (number of keys per page, or 0) by those of the cell, {dtype} by bf16 or e4m3, {causal} by --causal or
+A cell is a shape. A program (--program) is a command that times one cell. The last line that it prints must be JSON
+with the milliseconds of a call as "ms". These words in the command are replaced: {op}, {B}, {H}, {Hk}, {Sq}, {Sk}, {D},
+{Dv} and {page} (number of keys per page, or 0) by those of the cell, {dtype} by bf16 or e4m3, {causal} by --causal or
 nothing, and {reps} by --reps of this program. A causal mask is aligned to the last query and the last key. A program
 without {reps} is refused, because a card that is busy for a second per turn runs 10 % slower than one that is busy for
 20 milliseconds. Without PyTorch, programs are the only rivals.
@@ -31,8 +31,8 @@ milliseconds, between two events of the device, and the time is the median over 
 PyTorch's are contiguous [B, H, S, D]. Where reading K and V takes most of the time (decode), calls use several copies
 of K and V in turn. A rival that refuses a shape shows as '-'.
 
-The table shows TFLOP/s (for decode: GB/s of K and V). The last column is the fastest rival's time over attnd's; above 1,
-attnd is faster. The exit status is 1 if attnd is slower in some cell."""
+The table shows TFLOP/s (for decode: GB/s of K and V). The last column is the fastest rival's time over attnd's; above
+1, attnd is faster. The exit status is 1 if attnd is slower in some cell."""
 import argparse
 import itertools
 import json
