@@ -10,9 +10,9 @@
  *   fence  product  product  commit  fence  product  product  commit  wait
  *          carried out ^                     the slowest thread ^         ^ the fastest
  *
- * An `accumulator` holds 64 x N sums in flight. A thread joins it with its first product; the thread's registers for
- * the sums then hold a signalling NaN. It leaves at the wait that covers its last product, which writes the sums to the
- * registers. */
+ * An `accumulator` holds 64 x N sums in flight. A thread takes part in it from its first product on, and its registers
+ * for the sums then hold a signalling NaN. The wait that covers the thread's last product writes the sums to the
+ * registers, and the thread takes part no longer. */
 #include "tests/emulator/sm90.h"
 
 #include <algorithm>

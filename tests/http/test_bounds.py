@@ -88,8 +88,8 @@ def test_a_million_batch_rows_of_nothing_take_no_workspace(serve):
 
 
 def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_place(serve):
-    """Another thread needs 40 ms to decode 1024 problems. Afterwards the server notices which clients have left or are
-    past their deadline."""
+    """The body has 1024 problems, which another thread than the HTTP thread decodes in 40 ms. The server must then
+    notice which clients have left, and whose deadline has passed."""
     server = serve('--queue-depth', 8)
     body = json.dumps({'requests': [wire.small_body()] * 1024}).encode()
     answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '1'})
@@ -116,8 +116,8 @@ def thin(S, **options):
 
 
 def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
-    """Seven clients each send work of a minute or more and wait one second for it. An eighth client sends small work to
-    the same device, and must be served."""
+    """Seven clients each send work of a minute or more, and wait one second for the answer. An eighth client sends a
+    small request to the same device, and must be served."""
     server = serve('--max-seconds', 86400)
     big = thin(10**6)
     answers = []
@@ -142,8 +142,8 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
 
 
 def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
-    """When no client waits for a request any more, the server gives it up between two tiles, and the device is then
-    free."""
+    """When no client waits for a request any more, the server stops computing it between two tiles, and the device is
+    then free."""
     server = serve('--max-batch', 1, '--cpu-threads', 2)
     body = thin(200000, softcap=30.0)  # this work takes at least 2 s, and typically 12 s
 

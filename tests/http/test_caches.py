@@ -26,8 +26,8 @@ READS_STAGING = {'ATTN_FAKE_READS_STAGING': '1'}
 
 @pytest.fixture(params=['cpu', 'fake', 'moves'])
 def anywhere(request, serve):
-    """Runs a test on three kinds of server: a device that computes in staging memory (the memory of request bodies), a
-    device that copies, and a device whose kernels copy small tensors."""
+    """Runs a test on three kinds of devices: one that computes in staging memory (the memory of request bodies), one
+    that copies tensors to its own memory, and one whose kernels copy small tensors."""
     def start(*options, **more):
         if request.param != 'cpu':
             env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': '', **(READS_STAGING if request.param == 'moves' else {})}
@@ -45,7 +45,7 @@ def rng():
 
 
 @pytest.mark.limit(120)
-# these three seeds choose the three dtypes; a hundred operations contain every kind of operation
+# These three seeds choose the three dtypes of caches. A walk of a hundred operations contains every kind of operation.
 @pytest.mark.parametrize('seed', [20261103, 20261104, 20261105])
 def test_a_random_walk_is_what_its_model_is(anywhere, seed):
     done = walk(anywhere('--kv-bytes', '8M'), 200 if service.SLOWER == 1 else 100, seed)
@@ -471,7 +471,7 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
     a, b = Cache(server), Cache(server)
     assert a.append(rng, 20 * 64).status == 200
     assert b.append(rng, 10 * 64).status == 200
-    # each cache needs two more pages, but only two are free in all
+    # Each cache needs two more pages, but in all only two pages are free.
     answer, _ = decode([a, b], rng.standard_normal((2, 1, 4, 8)), [c.new(rng, 100) for c in (a, b)])
     assert answer.status == 507 and answer.json()['code'] == 'storage-full', answer
     assert '--kv-bytes' in answer.json()['detail']
@@ -665,8 +665,8 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
 
 
 def test_many_steps_that_wait_for_one_cache_hold_nobody_else_up(serve, rng, gate):
-    """600 appends to one cache run one after the other, and the first takes long. Requests of other clients use other
-    caches, and streams are free for them, so they must not wait for the appends."""
+    """600 appends to one cache run one after the other, and the first one takes long. Requests of other clients must
+    not wait for the appends, because they use other caches and the device has free streams."""
     server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 600000, '--max-receiving', 1000, '--http-threads', 2, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1'})
     busy, other = Cache(server), Cache(server)

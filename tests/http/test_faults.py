@@ -184,7 +184,8 @@ def test_an_error_of_a_small_request_is_its_own(fake, right, script, status, slu
 def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
     server = fake('0:sync.err=700@1', devices=2, reads_staging=True)
     answers = []
-    # the processor core decides which of the two devices computes, so it may always be the device without a fault
+    # The core of the HTTP thread decides which of the two devices computes. It may always be the device without a
+    # fault.
     while len(answers) < 30 and all(a.status == 200 for a in answers):
         answers.append(server.post(FORWARD, wire.small_bytes()))
     if answers[-1].status != 200:
@@ -274,8 +275,8 @@ def test_what_fits_alone_waits_for_memory_instead_of_failing(fake, gate):
     assert eventually(lambda: running(server)['fake:0'] == 1)
     others = [Asking(server, large) for _ in range(3)]
     assert eventually(lambda: running(server)['fake:0'] == 4)
-    # Small requests that pass the large ones must not make these wait for ever. The small request may therefore have to
-    # wait too.
+    # The small request could run at once, but it must not pass the large ones again and again. So it may have to wait
+    # too.
     small = Asking(server)
     gate.open()
     expected = tensors(first.result())
@@ -373,8 +374,8 @@ def test_whichever_call_meets_a_sticky_error(right):
 
 @pytest.mark.limit(120)
 def test_a_sticky_error_behind_one_that_passes_is_not_overlooked():
-    """A launch fails with a temporary error, but the copy before it has failed with a permanent one. The device must
-    count as lost at once."""
+    """A launch fails with a temporary error. Before it, a copy has failed with a permanent error. The device must count
+    as lost at once."""
     lost = 0
     for n in range(1, 20):
         server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'launch.err=9@1,call.err=700@{n}'}, binary=service.FAKE).start()
@@ -726,7 +727,7 @@ def test_a_thread_that_is_stuck_makes_the_server_unready_and_says_so(watched, ga
 
 def test_the_probe_notices_a_thread_that_keeps_others_waiting(fake, gate):
     """service.Probe subtracts delays that other work on the machine causes. If the only HTTP thread waits for a second,
-    the server is to blame, and the probe must report it."""
+    the cause is the server itself. The probe must report this delay."""
     server = fake(f'plan.hold={gate.path}@1', '--http-threads', '1')
     with service.Probe(server) as probe:
         asking = Asking(server)

@@ -1,8 +1,7 @@
-"""Malformed HTTP: bytes sent over a raw socket, their answers, and what happens to the connection.
-
-A row has a name, the bytes, the right statuses (None: closed without an answer), and whether the next request on the
-same connection is served. After each row a good request on a new connection must succeed. A request that is hidden in a
-badly framed body must never be served."""
+"""Malformed HTTP: bytes that are sent over a raw socket, the answers to them, and what happens to the connection. A row
+has a name, the bytes, the right statuses (None: the connection is closed without an answer), and whether the next
+request on the same connection is served. After each row a good request on a new connection must succeed. A request that
+is hidden in a badly framed body must never be served."""
 import json
 import os
 import select
@@ -469,8 +468,8 @@ def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, nam
 
 
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
-    """Bytes behind the last request arrive late, while the end of that request's answer still waits in the server's
-    kernel for a slow reader. The client must get the end of the answer nevertheless."""
+    """Bytes behind the last request arrive late. At that time the end of the request's answer still waits in the
+    system's kernel, because the client reads slowly. The client must get the end of the answer nevertheless."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:

@@ -153,8 +153,9 @@ def test_staging_memory_is_short(serve):
 
 @pytest.fixture
 def beside():
-    """A connection to --metrics-listen, whose connections are counted apart, so that the test can watch a full server.
-    beside.listen is the option, and beside.metric() reads a metric."""
+    """A connection to the metrics port (--metrics-listen), for a test that watches a server without free connections.
+    Connections to this port are counted apart. beside.listen is the value of the option, and beside.metric() reads a
+    metric."""
     page = service.Server()
     page.port = service.free_port()
     page.address = ('127.0.0.1', page.port)
@@ -196,8 +197,8 @@ def is_cut(s):
 
 
 def test_the_connections_are_full(serve, beside):
-    """If no connection is idle, the server must not close one with a request for a new connection, which it refuses
-    with a reason."""
+    """If every connection has a request, the server must not close one of them to make room for a new connection. It
+    must refuse the new connection, with a reason."""
     server = serve('--max-connections', 4, '--metrics-listen', beside.listen)
     held = uploading(beside, server, 4)
     with server.raw() as s:
@@ -224,8 +225,8 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
     idle = []
     for _ in range(3):
         idle.append(opened(server))
-        # by this time all connections have been idle for longer than CONNECTION_BETWEEN_MS, and the first connection
-        # for the longest
+        # By this time each connection has been idle for longer than CONNECTION_BETWEEN_MS. The first connection has
+        # been idle for the longest time.
         time.sleep(0.2)
     one_more = opened(server)
     assert is_cut(idle[0])

@@ -88,7 +88,7 @@ def test_a_device_verifies_more_than_the_cpu_may(fake):
 
 
 def test_what_a_device_verifies_is_in_no_budget_of_the_cpu(fake):
-    """One body has three problems. The CPU would verify only the first, but the device must verify all."""
+    """A body has three problems. The CPU would verify only the first one. The device must verify all of them."""
     responses = fake().forward(requests=[much(verify='all')] * 3).json()['responses']
     assert [r['verification']['rows'] for r in responses] == [4097] * 3
 
@@ -140,7 +140,8 @@ def test_nobody_waits_for_the_truth_of_another(fake, gate):
 
 
 def test_a_deadline_ends_the_truth(fake, gate):
-    """A deadline must end the verification after its first step; the second step would lose the device."""
+    """The deadline must end the verification after its first step. If the second step began, the device would be
+    lost."""
     server = fake(f'truth.hold={gate.path}@1,truth.err=700@2')
     answer = server.forward(**wire.small_body(), verify='all', timeout_ms=500)
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer

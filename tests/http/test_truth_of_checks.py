@@ -1,6 +1,6 @@
-"""Checks whose float64 results a device computes (attn_truth_some()): the judge, which compares a client's results with
-exact ones on the CPU, then compares all rows of a large problem. The devices are fake ones, whose float64 results
-are right. test_check.py tests checks that the CPU does alone."""
+"""Checks for which a device computes the float64 results (attn_truth_some()). The judge, which compares a client's
+results with exact ones on the CPU, can then compare all rows of a large problem. The devices are fake ones, whose
+float64 results are right. test_check.py tests checks that the CPU makes alone."""
 import base64
 import json
 import os
@@ -178,8 +178,8 @@ def test_others_do_not_wait_for_a_check(fake, problem, gate):
 
 
 def test_a_device_without_float64_beside_one_with_it(fake, problem, gate):
-    """The second device gets the second check, because the first is busy. The second device computes nothing in
-    float64, so the CPU does."""
+    """The first device is busy, so the second device gets the second check. The second device computes nothing in
+    float64, so the CPU computes these results."""
     server = fake(f'0:truth.hold={gate.path}@1,1:truth.none', devices=2)
     slow = Asking(server, {**problem, 'out': problem['q']}, path=CHECK)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -191,7 +191,7 @@ def test_a_device_without_float64_beside_one_with_it(fake, problem, gate):
 
 
 def test_a_deadline_ends_the_truth_of_a_check(fake, problem, gate):
-    """The deadline ends the work after its first step; the second step would lose the device."""
+    """The deadline must end the work after its first step. If the second step began, the device would be lost."""
     server = fake(f'truth.hold={gate.path}@1,truth.err=700@2')
     answer = server.post(CHECK, {**problem, 'out': problem['q'], 'timeout_ms': 1000})
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer

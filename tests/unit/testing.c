@@ -1207,8 +1207,9 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* Computes the reference results in another way, to see how much rounding changes them. A backward gets rounded out
-     * and lse as inputs, or computes them if `want` got them. A forward with few outputs gets a slightly changed v. */
+    /* Computes the reference results in another way, to see how much rounding changes them. If `want` computed out and
+     * lse itself, this backward gets rounded out and lse as inputs. If `want` got them as inputs, this backward
+     * computes them. A forward with few outputs gets slightly changed values v. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

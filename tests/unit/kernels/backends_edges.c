@@ -354,7 +354,8 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Numbers are as large as float32 can hold. Problems with float8, `v_most` or a `q_amp` of 1e-19 run forward only. */
+/* The numbers of these problems are as large as float32 can hold. Problems with float8, `v_most` or a `q_amp` of 1e-19
+ * run forward only. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
@@ -528,8 +529,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* every backend has a fast kernel for head sizes up to this */
 
-/* The last kernel of each backend computes every problem, but slowly. Problems with packed or padded sequences must run
- * on another kernel. The backend "paper" has only one kernel. */
+/* The last kernel in each backend's list computes every problem, but slowly. Problems with packed or padded sequences
+ * must run on another kernel. The backend "paper" has only one kernel, so this test skips it. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };

@@ -395,8 +395,8 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* With a stride of 0 both rows have the entries of row 0. Row 1
-                                              * has more keys, so it reads entry 2. */
+    SAYS(paged, INVALID, "/page_table/data", /* page_table has a stride of 0 here, so both batch rows have the entries
+                                              * of row 0. Row 1 has more keys than row 0, so it reads entry 2. */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);

@@ -729,7 +729,8 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* Only dk is wrong. The problem has no dq, so the judge tests mistakes on tiles of keys only. */
+/* Only dk is wrong here. The problem has no dq, so the judge (the check of a client's results) tests mistakes on tiles
+ * of keys only. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;

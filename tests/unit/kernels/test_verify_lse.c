@@ -17,7 +17,7 @@ static attn_status look(const struct fixture *f, attn_error *err)
     return attn_check_lse(&f->p, PLENTY, err);
 }
 
-/* Returns a random backward that is given out and lse. Each option occurs in some of the specs. */
+/* Returns a random backward that is given out and lse. Each option occurs in some of these random problems. */
 static struct spec random_spec(uint64_t seed)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 1e-3, 3, 10 };
