@@ -50,11 +50,11 @@ KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'int32': 'IN
 PAGES = {'/livez': 200, '/readyz': 200, '/healthz': 200, '/v1/info': 200, '/openapi.json': 200, '/metrics': 200, '/': 200, '/docs': 200, '/nothing': 404, '/v2/health/live': 200,
          '*': 404, 'http://x/livez': 200, '/%6civez': 200, '/livez%00': 404, '/livez?a=1&b': 200, '/v1%2finfo': 404, PATHS[False]: 405}
 STATUSES = {100, 200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422, 431, 500, 501, 503, 504, 505, 507}
-# statuses that libmicrohttpd sends by itself: 500 without memory, 505 for an unknown version of HTTP
+# statuses that libmicrohttpd itself sends: 500 if it has no memory, 505 for an unknown version of HTTP
 ITS_OWN = {500, 505}
 GOLDEN = 100
-# Options of the tested server. The server gives up early on bodies that stall, so that a body which a round cuts short
-# does not hold up other rounds.
+# Options of the tested server. It gives up early on bodies that stall. Otherwise a body that a round cuts short would
+# hold up other rounds.
 OPTIONS = ['--body-stall-ms', '700', '--body-timeout-ms', '3000', '--staging-bytes', '256M', '--max-body-bytes', '16M', '--log-level', 'warn',
            '--drain-ms', '5000']
 RSS_KB = 48 << 10

@@ -1,6 +1,6 @@
-"""Caches: keys and values that stay on the server. Every answer is compared with a model in NumPy (caches.py), on the
-CPU and on a device with memory of its own (attnd-fake). Other tests cover who may use a cache, what a failed step
-leaves behind, a full pool of pages, concurrent requests, and restarts."""
+"""Caches are keys and values that stay on the server. Every answer is compared with a model in NumPy (caches.py), on
+the CPU and on a device with memory of its own (attnd-fake). Other tests in this file cover who may use a cache, what a
+failed step leaves behind, a full pool of pages, concurrent requests, and restarts."""
 import concurrent.futures
 import json
 import os
@@ -355,7 +355,8 @@ def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
 
 
 def test_an_append_speaks_of_the_cache_that_its_path_names(server, rng):
-    """The body of an append has no member `caches`, so the error names the cache in the path instead of a member."""
+    """The body of an append has no member `caches`. The error therefore names the cache in the path instead of a member
+    of the body."""
     cache = Cache(server)
     assert server.ask('DELETE', cache.path()).status == 204
     answer = cache.append(rng, 1)
@@ -563,8 +564,8 @@ def test_clients_that_append_to_one_cache_come_one_after_the_other(anywhere, rng
         t.join()
     assert not wrong, wrong[0]
     assert cache.info()['length'] == 8 * 15 * 2
-    # The positions of both appends must be in the cache, each append once and in one piece. Queries with a window of
-    # one key read the values back one by one.
+    # After two appends at the same time, the cache must have the positions of both, each append once and in one piece.
+    # Queries with a window of one key read the values back one by one.
     q = np.zeros((1, 240, 4, 8))
     told = server.post(DECODE, {'q': wire.tensor(q), 'caches': [cache.id], 'causal': True, 'window': [0, 0]}).json()
     values = wire.value(told['out'])[0, :, 0, 0]

@@ -1,6 +1,6 @@
-"""deploy/examples/shards.py and its clients on Dask and Ray: one sequence whose keys are spread over servers. A server
-and a worker are killed while they have a request, and the result must still be that of one server. The commands are
-those of the examples' README. A client is skipped if Dask or Ray is not installed."""
+"""Tests deploy/examples/shards.py and its clients on Dask and Ray, which spread the keys of one sequence over servers.
+A server and a worker are killed while they have a request, and the result must still be the same as from one server.
+The commands are those of the examples' README. A client is skipped if Dask or Ray is not installed."""
 import contextlib
 import functools
 import glob
@@ -23,7 +23,7 @@ import pytest
 import service
 
 FOLDER = os.path.join(service.HERE, '../deploy/examples')
-# What the clients print, as regular expressions. Ray may print lines of its own between them.
+# The lines that the clients print, as regular expressions. Ray may print lines of its own between these lines.
 SAYS = (r'servers: 3; parts: 3; the largest error is (\d\.\de-\d+)', r'refused: k: shape\[2\] is 3, must divide the 4 heads of q')
 
 
@@ -99,7 +99,7 @@ def test_parts_of_float16_are_rounded_nowhere_before_the_end(server, shards):
 
 
 def test_parts_under_a_causal_mask_have_equal_work(shards):
-    """The work of a part is the number of pairs in it: a query and a key that the query sees."""
+    """The work of a part is the number of its pairs. A pair is a query and a key that the query sees."""
     for Sq, Sk in ((3000, 3000), (1000, 3000)):
         t = draw(Sq, Sk, H=1, Hk=1, D=1, Dv=1)
         works = []
@@ -152,11 +152,11 @@ def process_of(client, server):
 
 
 class Front(http.server.ThreadingHTTPServer):
-    """A proxy that passes requests on to one server, and causes faults. `plan` says by number what happens to a POST
-    that has arrived. 'server' and 'worker' kill the server, or the process that sent the request. 'half' passes on half
-    of the answer. 'full' and 'proxy' are answered here, as by a server whose queue is full, and as by a proxy that
-    finds no server. `done` has what happened. After its server was killed, a front closes every connection without an
-    answer."""
+    """A proxy that passes requests on to one server, and causes faults. `plan` maps the number of a POST that has
+    arrived to a fault. 'server' kills the server, and 'worker' kills the process that sent the request. 'half' passes
+    on half of the answer. For 'full' the proxy answers like a server whose queue is full, and for 'proxy' like a proxy
+    that finds no server. `done` lists what happened. After its server was killed, a front closes every connection
+    without an answer."""
     daemon_threads = True
 
     def __init__(self, server, plan):

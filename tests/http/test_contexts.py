@@ -227,7 +227,7 @@ def test_a_use_whose_deadline_passes_gives_the_context_back(serve, gate):
     context = saved(server)
     late = server.post(BACKWARD, {'context': context, 'dout': DOUT, 'timeout_ms': int(1000 * service.SLOWER)})
     assert late.status == 504, late
-    # the first backward still runs, and reads the context's tensors, so they must not be freed yet
+    # The first backward still runs and reads the tensors of the context (saved forward). They must not be freed yet.
     assert use(server, context).status == 200
     os.unlink(gate)
     assert eventually(lambda: nothing_is_kept(server)), server.metrics()

@@ -651,8 +651,8 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
 
 
 def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
-    """The device is lost after the server looked up the request's regions of its memory. No other device can read them,
-    so the request must fail at once instead of waiting for its deadline."""
+    """The server looks up the regions of device memory that a request names. Then the device is lost. No other device
+    can read these regions, so the request must fail at once instead of waiting for its deadline."""
     server = fake(f'0:plan.hold={gate.path}@1,0:import.err=700@2', *ALLOW, '--timeout-ms', 30000, devices=2)
     arrays, data = problem()
     assert register(server, 'in', shm(0, data)).status == 200

@@ -632,7 +632,8 @@ def test_a_batch_that_comes_back_after_its_device_was_given_up(fake, right, gate
 
 
 def test_staging_memory_outlives_the_device_it_came_from(fake):
-    """When the device that allocated staging memory is lost, extents of new sizes must still be allocated."""
+    """Staging memory (the memory of request bodies) was allocated by a device that is lost. It must then still be
+    possible to allocate staging memory in new sizes."""
     server = fake('0:launch.err=700@1', devices=2)
     assert server.post(FORWARD, wire.small_bytes()).status == 503
     assert server.post(FORWARD, body_of(3000)).status == 200

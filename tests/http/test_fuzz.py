@@ -40,8 +40,8 @@ def answer_of(server, path, body):
 
 @pytest.mark.parametrize('path', [FORWARD, BACKWARD])
 def test_the_oracle_is_no_rubber_stamp(server, path):
-    """The fuzzer's oracle accepts a right answer. It rejects a changed number, the answer to another request, and any
-    200 to an invalid request."""
+    """The fuzzer's oracle must accept a right answer. It must reject a changed number, the answer to another request,
+    and any 200 to an invalid request."""
     r = random.Random(5)
     noticed = 0
     for _ in range(20):

@@ -1,4 +1,5 @@
-"""`priority` decides which of one token's waiting requests runs first. It does not delay other tokens' requests."""
+"""The option `priority` decides which of one token's waiting requests runs first. It must not delay requests of other
+tokens."""
 import contextlib
 import json
 

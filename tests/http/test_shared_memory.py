@@ -279,7 +279,8 @@ def test_an_object_that_its_mode_does_not_open_is_not_taken(shm_server, shm):
         os.chmod(one.path, 0o400)
         refused(register(shm_server, 'r', one.name, 64), 400, 'its mode does not let the server read and write it')
         return
-    # root can open this object, but the server refuses it because it belongs to another user
+    # The test runs as root, who can open every object. The server must refuse an object of another user, unless its
+    # mode lets everybody read and write it.
     os.chown(one.path, 12345, 12345)
     for mode, taken in ((0o600, False), (0o644, False), (0o660, False), (0o606, True), (0o666, True)):
         os.chmod(one.path, mode)
@@ -620,7 +621,7 @@ def test_a_saved_context_does_not_keep_regions(shm_server, shm):
     refused(infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('dq', 255)}), 400, 'dq: has 256 bytes')
     answer = infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('dq', 256)})
     assert answer.status == 200, answer.body
-    # this request sends the saved forward's tensors again, to compute the same gradients
+    # This request sends the tensors of the saved forward again, to compute the same gradients.
     want = np.frombuffer(by_json(shm_server, {**arrays, **dout}, 'backward')['dq'], np.float32)
     assert np.allclose(np.frombuffer(three.read(), np.float32), want, atol=1e-5)
     assert eventually(lambda: shm_server.metric('attnd_staging_bytes', kind='used') == 0)
@@ -844,8 +845,8 @@ def map_into(one, data, offset=0):
 
 @pytest.fixture
 def pinned(fake, shm):
-    """pinned(data, size) returns (server, object): the object is registered as region 'r', and the devices copy
-    directly from it (it is pinned)."""
+    """pinned(data, size) returns (server, object). The object is registered as region 'r', and it is pinned: the
+    devices copy directly from it."""
     def start(data, size, *options, script='', **more):
         server = fake(script, *ALLOW, *options, **more)
         one = shm(size, data)

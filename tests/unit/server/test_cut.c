@@ -120,7 +120,7 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Waits for the next part of a job that a device finishes. Fails unless this is `part`, without an error. */
+/* Waits until a device finishes a part of a job. Fails unless the part is `part` and has run without an error. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);

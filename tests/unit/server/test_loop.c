@@ -747,7 +747,7 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q has `rows` rows of 64 numbers, and whose k and v have one. All three lie in the same
+/* Returns a KServe request. q has `rows` rows of 64 numbers, and k and v have one row each. All three lie in the same
  * bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
