@@ -132,7 +132,7 @@ class Upload(threading.Thread):
     draining server closes a connection that sends nothing for 2 s."""
 
     def __init__(self, server, request, tail=200):
-        """tail: number of bytes kept back, enough for half as many seconds."""
+        """tail: number of bytes at the end that are not sent at once. One of them is sent every half second."""
         super().__init__(daemon=True)
         self.socket, self.left, self.enough = server.raw(), request[-tail:], threading.Event()
         self.socket.sendall(request[:-tail])

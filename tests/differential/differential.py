@@ -220,7 +220,7 @@ class Case:
         self.cells = [int(n) for n in self.more.integers(1, 9, 2)]
 
     def rooms(self, lq, lk):
-        """Adds cu_seqlens, and also seqlens if sequences have padding rows behind them. Returns for q and for k the
+        """Adds cu_seqlens. If there are padding rows after sequences, also adds seqlens. Returns for q and for k the
         number of rows from each sequence's start to the next sequence's start."""
         gaps, rows = self.more.random() < 0.3, self.more.random() < 0.25
         room_q, room_k = ([n + int(self.more.integers(0, 40)) * gaps for n in lengths] for lengths in (lq, lk))

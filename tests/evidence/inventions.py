@@ -77,7 +77,7 @@ class tile_of_k_starts_one_row_late(Invention):
 
 @invented(**forward)
 class last_chunk_of_the_head_is_not_multiplied(Invention):
-    """The products q k over D omit the last 8 terms."""
+    """The products q k leave out the last 8 of the D terms."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)

@@ -149,7 +149,7 @@ class Kernel:
         return self.p.options.get('alignment', 'bottom_right')
 
     def causal(self):
-        """Returns how many keys behind its own position a query may see (None: all keys)."""
+        """Returns how many keys after its own position a query may see (None: all keys)."""
         return 0 if self.p.options.get('causal') else None
 
     def window(self):
@@ -292,7 +292,7 @@ class Kernel:
 
     def finish_rows(self, s, out, lse):
         """Returns the rows of out [H, Sq, Dv] and of lse [H, Sq] that the kernel writes. Mistakes in writing rows
-        override this."""
+        override this method."""
         return out, lse
 
     # ---- Backward ----------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class Kernel:
 
     def finish_gradients(self, s, dq, dk, dv):
         """Returns the gradients that the kernel writes, each [H, S, D] before the sum over groups of heads. Mistakes in
-        writing them override this."""
+        writing gradients override this method."""
         return dq, dk, dv
 
     def sum_of_groups(self, s, x):
@@ -406,7 +406,7 @@ class Kernel:
         return as_dtype(x, self.result_dtype(name))
 
     def finish(self, found):
-        """Returns the results that the kernel writes. Mistakes that concern whole tensors override this."""
+        """Returns the results that the kernel writes. Mistakes that concern whole tensors override this method."""
         return found
 
 

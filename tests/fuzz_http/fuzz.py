@@ -169,7 +169,7 @@ def safetensors_of(r, members):
 
 
 def kserve_of(r, members):
-    """Converts a JSON problem to a KServe request. Returns (tree of the JSON, bytes behind the JSON)."""
+    """Converts a JSON problem to a KServe request. Returns (tree of the JSON, bytes that follow the JSON)."""
     inputs, tail = [], b''
     for name, t in members.items():
         if not is_tensor(t):

@@ -184,8 +184,8 @@ def test_an_error_of_a_small_request_is_its_own(fake, right, script, status, slu
 def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
     server = fake('0:sync.err=700@1', devices=2, reads_staging=True)
     answers = []
-    # The core of the HTTP thread decides which of the two devices computes. It may always be the device without a
-    # fault.
+    # The processor core of the HTTP thread decides which of the two devices computes. Perhaps the device with the fault
+    # is never chosen.
     while len(answers) < 30 and all(a.status == 200 for a in answers):
         answers.append(server.post(FORWARD, wire.small_bytes()))
     if answers[-1].status != 200:

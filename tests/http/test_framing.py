@@ -429,8 +429,8 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
 
 
 def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_id(serve, tmp_path):
-    """By itself libmicrohttpd would answer each of these requests with an HTML page. The test sends them over TCP, over
-    TLS, and behind a good request."""
+    """libmicrohttpd itself would answer each of these requests with an HTML page. The test sends them over TCP, over
+    TLS, and after a good request."""
     rows = [(b'GET /a b HTTP/1.1\r\nHost: x\r\n\r\n', 400, 'the request line contains a character where it cannot stand'),
             (post('Nonsense'), 400, 'The HTTP message is malformed'), (sized('5, 5'), 400, 'Content-Length must be decimal digits'),
             (post('Transfer-Encoding: gzip', body=b''), 400, 'Transfer-Encoding must be chunked'),
@@ -458,8 +458,8 @@ def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_i
 
 @pytest.mark.parametrize('name, value', [('Content-Length', str(N)), ('Transfer-Encoding', 'chunked')])
 def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, name, value):
-    """White space behind a header's value is not part of the value. libmicrohttpd 0.9.75 keeps it, and the server
-    refuses a value that libmicrohttpd would misread."""
+    """White space after a header's value is not part of the value. libmicrohttpd 0.9.75 keeps it. The server refuses a
+    value that libmicrohttpd would misread."""
     body = BODY if name == 'Content-Length' else b'%x\r\n%s\r\n0\r\n\r\n' % (N, BODY)
     with server.raw() as s:
         s.sendall(post(f'{name}: {value} ', body=body))
@@ -468,7 +468,7 @@ def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, nam
 
 
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
-    """Bytes behind the last request arrive late. At that time the end of the request's answer still waits in the
+    """Bytes after the last request arrive late. At that time the end of the request's answer still waits in the
     system's kernel, because the client reads slowly. The client must get the end of the answer nevertheless."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
@@ -504,8 +504,8 @@ def test_clients_that_never_fetch_the_end_of_an_answer_hold_a_bounded_number_of_
 
 @pytest.mark.parametrize('behind', [1, 40, 4000])
 def test_what_stands_behind_the_last_request_does_not_cost_the_end_of_its_answer(server, behind):
-    """If a socket is closed with unread bytes, the kernel sends a reset, which may overtake the answer. The server must
-    therefore read what stands behind the last request."""
+    """If the server closes a socket with unread bytes, the system's kernel sends a reset, which may overtake the
+    answer. The server must therefore read the bytes after the last request before it closes."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:

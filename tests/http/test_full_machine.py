@@ -91,8 +91,8 @@ def test_under_a_limit_of_address_space_nothing_dies(megabytes):
 
 
 def test_no_allocation_of_a_tls_handshake_ends_the_server(serve, tmp_path):
-    """In each turn another allocation of a TLS handshake fails. The server must go on. GMP, with which GnuTLS computes,
-    would abort the process."""
+    """In each turn another allocation of a TLS handshake fails. The server must go on. Without help of the server, GMP
+    (the library with which GnuTLS computes) would abort the process."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     cert, key = service.self_signed(str(tmp_path))

@@ -192,7 +192,7 @@ def test_b2_a_bad_character_anywhere_in_a_long_text(server, at, bad):
     body = swap('q', f'{{"shape":[1,768,1,1],"dtype":"float32","data":"{good[:at] + bad + good[at + 1:]}"}}')
     problem = refused(server, body)
     assert problem['pointer'] == '/q/data'
-    # '=' may end a group of four characters. If it does, the character behind the '=' is the first invalid one.
+    # '=' may end a group of four characters. If it does, the character after the '=' is the first invalid one.
     assert re.search(rf'\b({at}|{at + 1})\b' if bad == '=' else rf'\b{at}\b', problem['detail']) or bad == '=' and at == 4095, problem
 
 

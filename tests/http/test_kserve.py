@@ -46,8 +46,8 @@ def talk(server, head, body=b'', pieces=None):
 
 
 def problem(rng=None, binary=True, **members):
-    """Makes a forward of 2 queries over 3 keys, as (JSON, bytes behind the JSON) for KServe, and the same problem for
-    /v1."""
+    """Makes a forward of 2 queries over 3 keys. Returns it for KServe as (JSON, bytes that follow the JSON), and the
+    same problem for /v1."""
     plain, _ = wire.random_problem(rng or np.random.default_rng(1), Sq=2, Sk=3, H=2, Hk=1, D=4, dtype='float16')
     inputs, tail = [], b''
     for name, t in plain.items():
@@ -250,7 +250,7 @@ def test_a_version_alone_is_a_version(server):
 
 def step(server, sequence, positions=1, v_positions=None, headers=(), **parameters):
     """Sends one request of a sequence (a decode session of KServe), with one query and `positions` keys and values.
-    v_positions gives v another length, which is a mistake."""
+    v_positions gives v another length, which the server must refuse."""
     sizes = {'q': 1, 'k': positions, 'v': positions if v_positions is None else v_positions}
     inputs = [{'name': n, 'shape': [1, size, 1, 4], 'datatype': 'FP32', 'data': size * 4 * [0 if n == 'q' else 1]} for n, size in sizes.items() if size]
     return server.ask('POST', '/v2/models/attention_decode/infer', json.dumps({'inputs': inputs, 'parameters': {'sequence_id': sequence, **parameters}}).encode(), headers)

@@ -1,5 +1,5 @@
-/* test_fake.c: tests of the fake device, on whose promises tests of the daemon rely, and of the table of CUDA's
- * errors. */
+/* test_fake.c: tests of the fake device and of the table of CUDA's errors. Tests of the daemon rely on what the fake
+ * device promises. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -135,8 +135,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Two results with equal lse are merged to their mean. The merge runs after the copies before it in the stream, and
- * fails if a part lies in host memory. */
+/* The merge of two results with equal lse is their mean. The merge runs after the copies that come before it in the
+ * stream. It fails if a part lies in host memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;

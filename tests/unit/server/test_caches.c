@@ -238,8 +238,8 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache with a decode that appends nothing, and compares every position. Memory behind the last position must
- * be cleared, or hold data of the same cache. */
+/* Reads a cache with a decode that appends nothing, and compares every position. Memory after the last position must be
+ * cleared, or hold data of the same cache. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
     struct trial t;
