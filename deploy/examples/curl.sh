@@ -3,7 +3,7 @@
 #
 #   sh curl.sh [http://127.0.0.1:8080]
 #
-# Some of these requests have no content type, and curl gives others that of a form. attnd reads all of them as JSON.
+# curl -d sends a body with the content type of a form. attnd reads it as JSON.
 set -eu
 url=${1:-http://127.0.0.1:8080}/v1/attention
 

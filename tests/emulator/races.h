@@ -9,11 +9,11 @@
  *   warps of a block   __syncthreads, bar.sync or bar.arrive in both warps, or a wait for a condition (such as the
  *                      phase of an mbarrier); the check assumes that such a wait orders everything before it
  *
- * The method is vector clocks (FastTrack, Flanagan and Freund 2009). A warp's epoch is the number of barriers that
- * it has passed. For each pair of warps, the check knows up to which epoch barriers have ordered the accesses of one
- * warp before those of the other. For each two bytes of shared memory, it remembers the last store and the last loads
- * of two warps. Accesses of a single byte are not checked, because the two bytes may belong to two threads. Volatile
- * accesses are not checked either. */
+ * The method is vector clocks (FastTrack, Flanagan and Freund 2009). A warp's epoch is the number of barriers that it
+ * has passed. For each pair of warps, the check records up to which epoch of one warp its accesses are ordered before
+ * the next accesses of the other warp. For each two bytes of shared memory, the check records the last store and the
+ * last loads of two warps. Accesses of a single byte are not checked, because the two bytes may belong to two threads.
+ * Volatile accesses are not checked either. */
 #ifndef ATTN_EMULATOR_RACES_H
 #define ATTN_EMULATOR_RACES_H
 

@@ -48,7 +48,7 @@ GRADIENTS = {
     'dalibi_slopes': ('--alibi --grads dalibi_slopes', '--alibi', 0, (2.95, 2.9, 1.25)),
     'dsinks': ('--sinks --grads dsinks', '--sinks', 0, (1.1, 1.1, 1.1)),
 }
-# Pairs of options that attn-bench or a problem cannot combine.
+# Pairs of options that attn-bench or a problem cannot have together.
 NOT_TOGETHER = [{'causal', 'documents'}, {'window', 'documents'}, {'causal', 'window'}]
 READ_BYTES_PER_MS = 3.0e9  # bytes per ms that an H100 copies; half of them are read and half are written
 SLACK = 1.15

@@ -141,7 +141,7 @@ def timed(call, reps):
 
 
 def theirs(a, c, backend):
-    """Returns the milliseconds of PyTorch's scaled_dot_product_attention with this backend, or None if the backend
+    """Returns the milliseconds of PyTorch's scaled_dot_product_attention with this backend. Returns None if the backend
     refuses, has no pages, or aligns a causal mask to the first query and the first key. A backward is timed without its
     forward: flash's is called directly, cuDNN's through autograd."""
     if c['dtype'] != 'bf16' or c['page'] or (c['causal'] and c['Sq'] != c['Sk']):

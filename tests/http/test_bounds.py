@@ -1,6 +1,6 @@
-"""No request of one client may freeze a thread. Beside each attack, a probe on /livez must not wait more than 100 ms
-(service.Probe), and the server must end when it is told to. The attacks are bounded in count and in time, and each test
-has a server of its own."""
+"""No request of one client may freeze a thread of the server. During each attack, a probe on /livez must not wait more
+than 100 ms (service.Probe). The server must end when it is told to. The attacks are bounded in count and in time, and
+each test has a server of its own."""
 import json
 import re
 import struct

@@ -445,8 +445,8 @@ def test_an_id_of_before_a_restart_is_known_as_such(serve, rng):
 
 @pytest.mark.limit(90)
 def test_a_server_that_is_killed_in_the_middle_never_shows_stale_bytes(serve, rng):
-    """After a kill, the supervisor starts a new server process. It does not know the caches of the old process, and
-    hands out cleared pages."""
+    """After the server process was killed, the supervisor starts a new one. The new process has none of the old
+    process's caches, and must hand out cleared pages."""
     server = serve('--supervise', '--kv-bytes', '1M')
     cache = Cache(server)
     cache.append(rng, 500)

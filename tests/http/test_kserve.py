@@ -201,7 +201,7 @@ def test_faults_that_are_found_after_decoding_point_into_the_body(server):
             ({'dout': shape}, {'context': 'unknown'}, '/parameters/context', 'context: unknown, expired or already used')):
         answer = infer('attention_backward', shapes, parameters)
         assert answer['pointer'] == pointer and answer['error'].startswith(says), answer
-    # this backward uses the context (a saved forward) up
+    # this backward uses up the context (a saved forward), so no later backward can name it
     assert 'outputs' in infer('attention_backward', {'dout': shape}, {'context': context})
     answer = infer('attention_forward', {n: shape for n in 'qkv'}, {'verify': 1}, outputs=[{'name': 'lse'}])
     assert answer['pointer'] == '/parameters/verify', answer
@@ -409,7 +409,8 @@ def test_the_smaller_time_limit_counts(serve):
 
 
 def test_requests_that_ran_together_are_one_execution(serve):
-    """Statistics count a batch as one execution, under the number of its requests."""
+    """Triton's statistics have an entry for each batch size. They must count a batch as one execution in the entry for
+    its number of requests."""
     server = serve('--batch-window-us', 200000, '--max-batch', 4)
     import threading
     members, _ = wire.random_problem(np.random.default_rng(1), Sq=64, H=8, D=64)

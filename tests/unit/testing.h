@@ -12,9 +12,9 @@
  * Tolerances. The truth is the result of the reference backend (in double) for the same rounded inputs. A result x may
  * differ from the truth by
  *     limit * |truth|   + 2 * sensitivity   + noise
- * This is tested twice: for the largest elements, and for the whole tensor, with |.| as the Frobenius norm. Rows of
- * `out` are also tested one by one, because in a causal problem the first rows are many times larger than the last.
- *   limit        the number in limits_of; raised where scores are so large that float32 cannot hold them better
+ * This rule is tested for the largest elements, and for the whole tensor, with |.| as the Frobenius norm. Rows of `out`
+ * are also tested one by one, because in a causal problem the first rows are many times larger than the last rows.
+ *   limit        the number in limits_of; it is higher where scores are so large that float32 cannot hold them better
  *   sensitivity  how much the truth itself changes when out and lse are rounded to the dtype before the backward, which
  *                no kernel can avoid
  *   noise        the error of sums whose terms cancel

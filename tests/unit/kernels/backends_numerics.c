@@ -270,8 +270,7 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* A kernel may find a row's maximum in one way if it is above 0, in another way if it is slightly below 0, and in a
- * third way if it is far below 0. */
+/* A kernel may have several ways to find a row's maximum: for a maximum above 0, slightly below 0, and far below 0. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };

@@ -2,8 +2,8 @@
  * server's loop runs in a thread of its own. The tests take the place of the HTTP threads: they post requests to the
  * loop, and get them back. Devices are those of the fake backend.
  *
- * No test depends on speed: a gate (hold=PATH in a device's script) keeps a batch waiting until the test deletes the
- * file PATH, and turns() waits until the loop has handled everything that was posted before. */
+ * No test depends on speed. A gate (hold=PATH in a device's script) keeps a batch waiting until the test deletes the
+ * file PATH. turns() waits until the loop has handled everything that was posted before the call. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
