@@ -2,11 +2,11 @@
 
     python3 shards.py [http://127.0.0.1:8080 http://10.0.0.2:8080 ...]
 
-`cut` makes parts of the keys. Each of the functions below it computes one step. Their argument `post` is a function
-that sends tensors to a server. `forward` returns one part's result, `merge` the result over all keys, `backward` one
-part's gradients, and `join` all gradients. dask_client.py and ray_client.py run these steps on a cluster, which repeats
-a step that has failed. Run as a program, this file takes the steps one after the other, with 1, 2, 3 ... servers, and
-shows the bytes that each server moved."""
+`cut` makes parts of the keys. `forward` returns one part's result, `merge` the result over all keys, and `backward`
+one part's gradients. Their argument `post` is a function that sends tensors to a server. `join` returns all
+gradients. dask_client.py and ray_client.py run these steps on a cluster, which repeats a step that has failed. Run
+as a program, this file takes the steps one after the other, with 1, 2, 3 ... servers, and shows the bytes that each
+server moved."""
 import functools
 import http.client
 import json
