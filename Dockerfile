@@ -28,8 +28,8 @@ ARG BASE_IMAGE=ubuntu:24.04
 
 # ---- Without CUDA ----------------------------------------------------------------------------------------------------
 
-# Package versions are those of the base image's release. The base image is what is pinned, because security updates are
-# wanted.
+# Package versions are those of the base image's release. Only the base image is pinned, so that a build gets security
+# updates of packages.
 # hadolint global ignore=DL3008
 FROM ${BASE_IMAGE} AS cpu-build
 RUN apt-get update \

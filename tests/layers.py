@@ -1,13 +1,14 @@
-"""layers.py [BUILD]: do the folders of the program depend on each other only as they may, and on nothing in a circle?
+"""layers.py [BUILD]: checks that each folder of the program uses only the folders that it may use, and that no files
+depend on each other in a circle.
 
-Two graphs are looked at. The includes of every source: each folder of LAYERS may include those that stand after it on
-its line, and nothing else of the project. What LIBRARIES names is included by its own room alone. Where BUILD has object files (build/ after `make`), also what these take from
-each other, which shows what an include does not: two files that call each other through headers of a lower layer. An
-object that is older than its source says nothing, and is left out. Nothing is compiled here.
+Two graphs are checked. The first has the includes of every source. Each folder of LAYERS may include its own headers
+and those of the folders on its line, and no others of the project. A library of LIBRARIES may be included only by files
+of its own part of the program. The second graph has the calls of every source, read from the object files of BUILD
+(build/ after `make`). It shows what includes do not show: two files that call each other through headers of a lower
+layer. An object file that is older than its source is left out. Nothing is compiled here.
 
-Circles are faults in both graphs: headers that include each other, and sources that call each other. (A source may
-include whatever its folder may use: that x.c includes y.h and y.c x.h says nothing yet.) In what is printed of calls, a
-source stands without its ending: server/base/log."""
+A circle is a fault in both graphs: headers that include each other, and sources that call each other. (It is no fault
+if x.c includes y.h and y.c includes x.h.) Messages about calls name a source without its ending: server/base/log."""
 import collections
 import os
 import re
@@ -34,7 +35,7 @@ LIBRARIES = {
     "microhttpd.h": ("server/http/",),
     "uv.h": ("server/sched/", "server/base/mailbox."),
 }
-# Circles that are allowed, because their files are one design. Each has its reason beside it.
+# Circles that are allowed, because their files form one design. The reason stands beside each circle.
 ALLOWED_CIRCLES = [
 ]
 
@@ -120,8 +121,8 @@ def circles(graph):
 
 
 def object_graph(build):
-    """Reads the program's object files: which source uses a symbol that another defines. Also returns how many files
-    were read, and how many are older than their sources."""
+    """Reads which source uses a symbol that another source defines, from the program's object files. Also returns how
+    many files were read, and how many are older than their sources."""
     defined, wanted, looked_at, old = {}, collections.defaultdict(set), 0, 0
     for folder, _, files in os.walk(build):
         for name in files:

@@ -132,7 +132,7 @@ class Upload(threading.Thread):
     draining server closes a connection that sends nothing for 2 s."""
 
     def __init__(self, server, request, tail=200):
-        """tail: number of bytes kept back, enough for half as many seconds."""
+        """tail: number of bytes at the end that are not sent at once. One of them is sent every half second."""
         super().__init__(daemon=True)
         self.socket, self.left, self.enough = server.raw(), request[-tail:], threading.Event()
         self.socket.sendall(request[:-tail])
@@ -330,20 +330,20 @@ class Server:
 
 
 class Probe:
-    """Asks for /livez all the time from a separate process, each time on a new connection. After the block `longest` is
-    the longest wait.
+    """Sends GET /livez again and again from a separate process, each time on a new connection. At the end of the `with`
+    block, `longest` is the longest time that an answer took.
 
-    On a busy machine every process waits for a core now and then, so the probe has a control: before each question it
-    sends a byte to another process, which sends it back. `control` is the longest of these waits. A question changes
-    threads twice in the server (the thread that accepts, the thread that answers), and the control once. check()
-    therefore subtracts twice the control and compares the rest with 100 ms (times ATTND_SLOWER). On an idle machine the
-    control is a few milliseconds.
+    On a busy machine every process waits for a core now and then. Before each request, the probe therefore also sends a
+    byte to another process, which sends it back. `control` is the longest time that such a byte took. A request changes
+    threads twice in the server (the thread that accepts, the thread that answers), and the byte changes processes once.
+    check() therefore subtracts twice the control, and compares the rest with 100 ms (times ATTND_SLOWER). On an idle
+    machine the control is a few milliseconds.
 
-    The control does not see a stall in the middle of a question. So two times are subtracted from each question first:
-    the time that the probe was ready to run but had no core, and the same of the server's thread that lacked a core
-    longest; the system reports both. `unexplained` is the longest rest. A thread that waits for another thread of the
-    server is not ready to run, and one that makes another wait has a core. Such a stall is the server's own and is not
-    subtracted."""
+    The control does not show delays in the middle of a request. So two times are first subtracted from the time of each
+    request: the time in which the probe was ready to run but had no core, and the same time of the server's thread that
+    lacked a core longest. The system reports both times. `unexplained` is the longest rest. If a thread waits for
+    another thread of the server, it is not ready to run. If a thread makes another one wait, it has a core. Such delays
+    are the server's own, and are not subtracted."""
     BOUND = 0.1
     HOPS = 2
 

@@ -1,21 +1,22 @@
 """shape.py measures how long functions, files and lines of comments are, and how much code a kernel shares with its
-sibling. It fails beyond the bounds below.
+sibling (a similar kernel). It fails if a number exceeds its limit below.
 
 A function counts from the first line of its head to its closing brace. The files are those of the program: kernels,
-proto-json, server. An echo is a run of at least three lines of code (without comments, braces, includes or pragmas)
-that another file has as well."""
+text, proto-json, server. An echo is a run of at least three lines of code that another file has as well. Comments,
+braces, includes and pragmas are no lines of code here."""
 import collections
 import os
 import re
 import statistics
 import sys
 
-# lines of a function; CUDA: code that runs on the GPU, or is in a file beside such code
+# The most lines of a function. "C": functions in .c and .h files. "kernels": functions with __global__ in .cu and .cuh
+# files. "CUDA": all other functions in these files.
 MOST_LINES = {"C": 100, "CUDA": 200, "kernels": 200}
 MEDIAN = 10                 # the median of the lines of C functions
 LONG_FILE = 700             # longer files are counted, not refused
 MOST_COLUMNS = 120          # the longest line that ends in a comment; clang-format checks the others
-MOST_ECHO = 5.0             # percentage of the code of either sibling
+MOST_ECHO = 5.0             # the most code that siblings share, in percent
 SIBLINGS = [
     ("sm80/forward.cu", "sm80/f32_forward.cu"),
     ("sm80/backward.cu", "sm80/f32_backward.cu"),
@@ -70,7 +71,7 @@ def code(path):
 
 
 def echo(a, b):
-    """Returns the percentage of a's lines that are in runs of three lines which b has too."""
+    """Returns the percentage of a's lines that are in runs of three lines which also occur in b."""
     runs = set(zip(b, b[1:], b[2:]))
     hit = {i + n for i, run in enumerate(zip(a, a[1:], a[2:])) if run in runs for n in range(3)}
     return 100 * len(hit) / len(a)

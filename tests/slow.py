@@ -1,9 +1,10 @@
-"""Requests that take a known time to compute but are small to send: for tests of queues, deadlines, clients that leave,
-and shutdown.
+"""Requests that are small to send and take a known time to compute. Tests of queues, deadlines, clients that leave, and
+shutdown use them.
 
-A server refuses at once what by its estimate cannot be done before the deadline. The estimate is a third of the time
-that the fastest core ever measured needs. It ignores a softcap, which doubles the time. So on any machine a deadline of
-at least a quarter of the computing time is kept by the timer and not by the estimate."""
+A server estimates how long a request takes, and refuses it at once if the estimate is beyond the deadline. The estimate
+is a third of the time that the fastest core ever measured needs. It ignores a softcap, which doubles the time. If a
+deadline is at least a quarter of the computing time, the server therefore never refuses the request at once, on any
+machine. It computes the request until a timer ends it at the deadline."""
 import json
 
 import numpy as np
@@ -12,7 +13,8 @@ from wire import tensor
 
 
 def body(S, seed=1, **options):
-    """A forward of S x S scores with one narrow head: S^2 exponentials and as many tanh; the body has 24 S bytes."""
+    """Makes a forward of S x S scores with one narrow head. The server computes S^2 exponentials and S^2 tanh. The body
+    has 24 S bytes."""
     r = np.random.default_rng(seed)
     q, k, v = (tensor(r.standard_normal((1, S, 1, 4)), 'float16') for _ in range(3))
     return json.dumps({'q': q, 'k': k, 'v': v, 'softcap': 30.0, 'outputs': ['lse'], **options}).encode()

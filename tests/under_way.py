@@ -1,5 +1,6 @@
-"""Requests that are under way while a test does something else. What keeps them there is the gate of a scripted device
-(kernels/fake/fake.c), a body whose end is still missing, or work that would take for ever."""
+"""Requests that are under way while a test does something else. Three things keep a request under way: a gate (a file
+for which a scripted device waits, kernels/fake/fake.c), a body whose end is still missing, or work that would take for
+ever."""
 import contextlib
 import os
 import subprocess
@@ -13,8 +14,8 @@ FORWARD = '/v1/attention/forward'
 
 
 class Gate:
-    """The gate of a script with hold=PATH: a file. Devices hold their work as long as the file exists. The fixture
-    `gate` is one."""
+    """The gate of a script with hold=PATH is the file PATH. Devices hold their work as long as the file exists. The
+    fixture `gate` is such a gate."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -64,13 +65,14 @@ class Upload(service.Upload):
         assert eventually(lambda: server.inflight() >= 1)
 
 
-GUESTS = 6  # DEVICE_GUESTS of server/base/limits.h: so many short requests a device runs beside its streams
+GUESTS = 6  # DEVICE_GUESTS of server/base/limits.h: a device's additional streams, for guests
 
 
 @contextlib.contextmanager
 def occupied(server, body, headers=(), queued=0):
-    """During the block a device of one thread runs two requests, the most long ones that it takes, and `queued` more
-    requests wait. All these requests would take practically for ever, so their clients leave at the end."""
+    """While the block runs, a device of one thread runs two long requests, which is the most that it takes at a time,
+    and `queued` more requests wait. All these requests would take practically for ever, so their clients leave at the
+    end."""
     with contextlib.ExitStack() as clients:
         for n in range(1, 3 + queued):
             clients.enter_context(server.raw()).sendall(request_bytes(FORWARD, body, headers=headers))

@@ -24,8 +24,8 @@ class Refused(Exception):
 
 
 def table_of(kv_indptr, kv_indices, kv_last_page_len, page_size):
-    """Returns attnd's two arrays, page_table [B, most] and seqlens_k [B], made of FlashInfer's. The server does not
-    read entries behind a sequence's last page."""
+    """Returns attnd's two arrays, page_table [B, most] and seqlens_k [B], made of FlashInfer's three arrays. The server
+    does not read entries after a sequence's last page."""
     counts = np.diff(kv_indptr)
     table = np.zeros((len(counts), counts.max()), np.int32)
     for b, count in enumerate(counts):

@@ -1,9 +1,9 @@
 #!/bin/sh
-# curl.sh: a request with readable numbers, one with base64, an observe, and a refusal.
+# curl.sh: a request with readable numbers, one with base64, an observe (what attention looks at), and a refusal.
 #
 #   sh curl.sh [http://127.0.0.1:8080]
 #
-# curl sends no content type here, or that of a form; attnd reads both as JSON.
+# curl -d sends a body with the content type of a form. attnd reads it as JSON.
 set -eu
 url=${1:-http://127.0.0.1:8080}/v1/attention
 

@@ -1,14 +1,15 @@
-"""One sequence's keys over several servers, on Dask: forward and backward, with every step repeated that fails.
+"""One sequence's keys over several servers, on Dask: forward and backward. If a step fails, Dask repeats it.
 
     python3 dask_client.py [http://127.0.0.1:8080 http://10.0.0.2:8080 ...]
 
-`attention` is what to copy, with shards.py. Dask starts three workers on this machine, unless the variable
-DASK_SCHEDULER_ADDRESS names a cluster.
+Copy `attention` and the file shards.py into your program. Dask starts three workers on this machine, unless the
+variable DASK_SCHEDULER_ADDRESS names a cluster.
 
-Dask repeats a step that ended with an exception, up to `retries` times. The step then takes the next server that is
-ready. Whatever `retries` is, Dask repeats what a dead worker was computing, and what the worker held for later steps.
-Tensors are therefore arguments of steps, or their results: what client.scatter() has put on a worker is lost with it.
-Dask does not tell exceptions apart, so a request that is refused is repeated as well."""
+Dask repeats a step that ended with an exception, up to `retries` times. The repeated step takes the next server that is
+ready. If a worker dies, Dask repeats the step that the worker was computing, and the steps whose results the worker
+held for later steps. `retries` does not limit these repetitions. Tensors that client.scatter() has put on a worker are
+lost with it. Tensors are therefore arguments of steps, or results of steps. Dask does not tell exceptions apart, so it
+also repeats a request that the server refused."""
 import functools
 import os
 import sys

@@ -1,13 +1,14 @@
-"""One sequence's keys over several servers, on Ray: forward and backward, with every step repeated that fails.
+"""One sequence's keys over several servers, on Ray: forward and backward. If a step fails, Ray repeats it.
 
     python3 ray_client.py [http://127.0.0.1:8080 http://10.0.0.2:8080 ...]
 
-`attention` and `step` are what to copy, with shards.py. Ray starts on this machine, unless the variable RAY_ADDRESS
-names a cluster.
+Copy `attention`, `step` and the file shards.py into your program. Ray starts on this machine, unless the variable
+RAY_ADDRESS names a cluster.
 
-Ray repeats a step that ended with shards.Unavailable, and a step whose worker died, up to `max_retries` times. The step
-then takes the next server that is ready. A request that is refused is not repeated. Ray also computes again what a lost
-machine held for later steps, but what ray.put() has stored there is lost."""
+Ray repeats a step that ended with shards.Unavailable, and a step whose worker died, up to `max_retries` times. The
+repeated step takes the next server that is ready. Ray does not repeat a request that the server refused. If a machine
+is lost, Ray computes the results that it held for later steps again. Tensors that ray.put() has stored on the machine
+are lost."""
 import functools
 import os
 import sys

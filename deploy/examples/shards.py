@@ -2,10 +2,11 @@
 
     python3 shards.py [http://127.0.0.1:8080 http://10.0.0.2:8080 ...]
 
-`cut` makes parts of the keys. Each function behind it computes one step with `post`, which sends tensors to a server:
-`forward` one part's result, `merge` the result over all keys, `backward` one part's gradients, `join` all gradients.
-dask_client.py and ray_client.py run these steps on a cluster, which repeats a step that has failed. Run as a program,
-this file takes the steps one after the other, with 1, 2, 3 ... servers, and shows the bytes that each server moved."""
+`cut` makes parts of the keys. `forward` returns one part's result, `merge` the result over all keys, and `backward`
+one part's gradients. Their argument `post` is a function that sends tensors to a server. `join` returns all
+gradients. dask_client.py and ray_client.py run these steps on a cluster, which repeats a step that has failed. Run
+as a program, this file takes the steps one after the other, with 1, 2, 3 ... servers, and shows the bytes that each
+server moved."""
 import functools
 import http.client
 import json
@@ -28,9 +29,10 @@ def cut(q, k, v, count, causal=False, **options):
     """Returns at most `count` parts of the keys of k and v, [B, S, H, D], with about the same work in each.
 
     The protocol has no option for the position at which a part's keys begin, and needs none. With `causal` a query sees
-    no key behind its own position, so the queries before a part's first key are not sent. The first query that is sent
-    sees the part's key 0, and each later query sees one key more: this is a causal mask with alignment top_left. If
-    there are more keys than queries, the first query sees some more keys; the right end of `window` says how many."""
+    no key behind its own position. So the queries before a part's first key are not sent. The first query that is sent
+    sees the part's key 0, and each later query sees one key more. This is a causal mask with alignment top_left. If
+    there are more keys than queries, the first query sees some more keys, and the right end of `window` says how
+    many."""
     if set(options) - {'scale', 'softcap'}:
         raise ValueError(f'{sorted(options)}: only causal, scale and softcap are the same in every part of the keys')
     if k.shape[1] != v.shape[1]:
@@ -180,8 +182,8 @@ def show(attention, servers):
 
 
 def moved(url):
-    """Returns two numbers of bytes: those of all bodies that a server has received and sent, and those of the /metrics
-    page with this sum."""
+    """Returns (sum, page). The sum is the number of bytes of all bodies that the server has received and sent. It is
+    read from the server's /metrics; page is the number of bytes of that page."""
     with urllib.request.urlopen(f'{url}/metrics') as answer:
         page = answer.read()
     counters = dict(line.rsplit(' ', 1) for line in page.decode().splitlines() if not line.startswith('#'))

@@ -2,10 +2,10 @@
 
     python3 torch_client.py [http://127.0.0.1:8080]
 
-Copy `attention` and everything above it into your program. It takes [B, H, S, D], as scaled_dot_product_attention does,
-and every member of POST /v1/attention/forward by its name, tensors as tensors: attention(q, k, v, causal=True,
-window=[128, 0], bias=bias). Gradients go to q, k, v, bias, alibi_slopes and sinks. Run as a program, this file compares
-its results with PyTorch's own."""
+Copy `attention` and everything above it into your program. Tensors are [B, H, S, D], as for
+scaled_dot_product_attention. Every member of POST /v1/attention/forward is an argument of the same name, for example
+attention(q, k, v, causal=True, window=[128, 0], bias=bias). Gradients go to q, k, v, bias, alibi_slopes and sinks. Run
+as a program, this file compares its results with PyTorch's own."""
 import ast
 import base64
 import json

@@ -15,12 +15,13 @@
  *   attn-bench --op both --truth                                  results in float64 (attn_truth_some())
  *   attn-bench --codec                                            base64 and the scanner, in GB/s of text
  *
- * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run, the inputs
- * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run is
- * as many calls as fill two milliseconds, because a single short call would measure how fast the host queues it. If
- * reading K and V dominates the time, calls alternate between several copies of K and V, so that no cache holds them.
- * Inputs are random, because equal numbers run faster on power-limited chips. The program fails if an output is NaN
- * after the last run. TFLOP/s counts only pairs of a query and a key that the query sees (attn_flops()). */
+ * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run begins, the
+ * inputs are in the device's memory, the workspace is allocated, and out and lse for a backward are computed. On a GPU
+ * a run has as many calls as fill two milliseconds. With a single short call, the program would measure how fast the
+ * host queues it. If reading K and V takes most of the time, calls alternate between several copies of K and V, so that
+ * no cache holds them. Inputs are random, because equal numbers run faster on power-limited chips. The program fails if
+ * an output is NaN after the last run. TFLOP/s counts only pairs of a query and a key that the query sees
+ * (attn_flops()). */
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>
@@ -49,8 +50,8 @@ static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse;
-    /* Whether reading K and V dominates the time. If so, the report shows GB/s, and calls alternate between copies of K
-     * and V. */
+    /* Whether reading K and V takes most of the time. If so, the report shows GB/s, and calls alternate between several
+     * copies of K and V, which no cache can hold. */
     bool reading;
     /* number of packed sequences, which have their own lengths instead of B, Sq and Sk; 0: not packed */
     int sequences;
@@ -68,8 +69,8 @@ struct options {
     bool biased;        /* the problem has a bias of shape [1, 1, Sq, Sk] */
     bool each_head;     /* whether bias and keep_mask have the shape [B, H, Sq, Sk] instead of [1, 1, Sq, Sk] */
     bool forward_first; /* whether a backward computes out and lse itself instead of getting them as inputs */
-    /* Whether the bias is a mask instead of random numbers. The mask has hidden_bias for later keys and for the first
-     * `padded` keys, and 0 for other keys. */
+    /* Whether the bias is a mask instead of random numbers. Such a mask has hidden_bias for keys after the query and
+     * for the first `padded` keys, and 0 for all other keys. */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
@@ -426,7 +427,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             if (is == ATTN_NOT_FOUND) continue;
             must(is);
             give_memory(m, &p.tensor[id], &blocks[id]);
-            /* NaN in every dtype: the kernels must overwrite all of it */
+            /* These bytes are NaN in every dtype. NaN in a result then shows that the kernels did not write it. */
             memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes);
             must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE,
                            &err));
@@ -479,7 +480,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    /* On a GPU a timed run has several calls if one is short. Otherwise the time would be that of queueing the call. */
+    /* If one call is short, a timed run on a GPU has several calls. With one short call, the program would measure the
+     * time of queueing it. */
     if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
@@ -586,8 +588,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* Times problems with each mask and with each kind of sequence lengths and, for comparison, a plain problem of the same
- * size. */
+/* Times problems with each mask and with each kind of sequence lengths. For comparison, also times a plain problem of
+ * the same size. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -640,8 +642,8 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* Times observe problems (requests for attention weights) with each kind of output and, for comparison, a forward of
- * the same sizes. */
+/* Times observe problems (requests for attention weights) with each kind of output. For comparison, also times a
+ * forward of the same sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const struct {

@@ -47,12 +47,12 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
     double scale, softcap, dropout;
-    /* `hidden` is the value of the bias for hidden pairs; 0: no bias. Hidden are pairs above the causal diagonal, and
-     * those of the first `padded` queries and keys. */
+    /* `hidden` is the value of the bias for hidden pairs of a query and a key; 0: no bias. Pairs above the causal
+     * diagonal are hidden, and so are the pairs of the first `padded` queries and of the first `padded` keys. */
     double hidden;
     int64_t padded;
-    /* v_size: factor by which v is multiplied. lse: value that all elements of lse get. With 0, the tensor keeps its
-     * values. */
+    /* v_size: the factor by which v is multiplied; 0: v stays as it is. lse: the value that all elements of lse get; 0:
+     * lse stays as it is. */
     double v_size, lse;
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \

@@ -39,7 +39,8 @@ def ours(a, op, dtype, D, causal):
 
 
 def torchs(a, op, dtype, D, causal, tensors={}):
-    """Returns the milliseconds of scaled_dot_product_attention, or of its backward alone (through autograd)."""
+    """Returns the milliseconds that scaled_dot_product_attention takes. For a backward, this is the time of its
+    backward alone, through autograd."""
     key = (dtype, D)
     if key not in tensors:
         torch.manual_seed(1)

@@ -6,8 +6,8 @@
  * TABLE is portable, avx2, avx512, bf16 or amx; on arm64 portable, neon or neon_bf16. Default: all that this processor
  * runs. Each figure is the median of 15 timings of N milliseconds (default 20) of processor time. Operands lie in the
  * L2 cache, as those of a tile do in the kernels. "forward" and "backward" loop over the tiles of one head with 2048
- * keys, packed beforehand, and compute only products and the softmax or its gradient: an upper limit for attention with
- * these tile sizes. */
+ * keys, which are packed beforehand. They compute only products and the softmax or its gradient, so attention with
+ * these tile sizes cannot be faster. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

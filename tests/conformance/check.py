@@ -32,7 +32,7 @@ def errors(got, want):
 
 
 def judge(case, status, answer):
-    """Returns (the worst error as a multiple of its limit, what is wrong with the answer or '')."""
+    """Returns (the worst error as a multiple of its limit, and what is wrong with the answer, or '')."""
     if status != 200:
         return float('inf'), f'{status} {str(answer.get("detail", answer))[:140]}'
     worst = 0.0

@@ -46,11 +46,11 @@ def dec(t):
 
 def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16', back=False, layout='bshd', amp=1.0,
          varlen=None, rooms=None, key_rows=None, seqlens_q=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
-    """Makes one case. amp scales q and k. varlen is (lengths of q, lengths of k), the lengths of packed sequences.
-    rooms has for q and for k the rows from each sequence's start to the next one's start. key_rows is the Sk of k [N,
-    Sk, Hk, D] beside packed q. Padding rows are NaN. give sends out and lse with a backward. extreme puts the ends of
-    float32 into 'mask' (a row of bias is the lowest number), 'values' or 'sinks'. opt has members that go into the
-    request unchanged."""
+    """Makes one case. amp: factor of q and k. varlen: (lengths of q, lengths of k) of packed sequences. rooms: for q
+    and for k, the number of rows from each sequence's start to the next sequence's start. key_rows: the Sk of k [N, Sk,
+    Hk, D] if only q is packed. give: whether a backward is sent out and lse. extreme: which tensor has numbers at the
+    limits of float32: 'mask' (a row of bias is the lowest number), 'values' or 'sinks'. opt: members that go into the
+    request unchanged. Padding rows are NaN."""
     Sk = Sq if Sk is None else Sk
     Hk = Hk or H
     Dv = Dv or D

@@ -8,7 +8,7 @@
 #
 #   Dockerfile            hadolint (PyPI); its version is the Makefile's
 #   compose.yaml          docker compose config, or Debian's docker-compose, for each profile
-#   k8s/                  kubectl kustomize for each overlay; kubernetes-validate (PyPI) against the its schemas
+#   k8s/                  kubectl kustomize for each overlay; kubernetes-validate (PyPI), which has the schemas
 #   systemd/              systemd-analyze verify and security
 #   prometheus/           promtool check config, check rules, test rules
 #   nginx/, envoy/        nginx -t; envoy --mode validate (PyPI)

@@ -46,7 +46,8 @@ class Tally:
         return good
 
     def missing(self, *programs):
-        """Returns True if one of these programs is missing. Prints each missing one with its package."""
+        """Returns True if one of these programs is missing. Prints each missing program, and the package that contains
+        it."""
         absent = [p for p in programs if not find_program(p)]
         for p in absent:
             self.skipped += 1

@@ -3,17 +3,18 @@
 # (all by default; gpu only if nvcc is installed, which takes minutes). The last line is "image: N passed, N failed".
 #
 # The images are to be tested on machines without a Docker engine and without a registry. Therefore buildah builds the
-# Dockerfile with chroot isolation. A system made by debootstrap replaces ubuntu:24.04; the same system with a copy of
-# this machine's CUDA compiler replaces nvidia/cuda. Each image is then run as an engine would run it, by its own
-# configuration: its user, environment, entrypoint and health check, as process 1 of a new pid namespace, with a network
-# of its own (so that port 8080 is free), a read-only root, no capabilities, and no way to gain any.
+# Dockerfile with chroot isolation. A system made by debootstrap replaces the image ubuntu:24.04. The same system with a
+# copy of this machine's CUDA compiler replaces the image nvidia/cuda. The script then runs each image as an engine
+# would run it, with the user, environment, entrypoint and health check of its configuration. The program is process 1
+# of a new pid namespace. It has a network of its own (so that port 8080 is free), a read-only root, no capabilities,
+# and no way to gain any.
 #
 # Checks of each image
 #   configuration   user, entrypoint, stop signal, health check, labels, NVIDIA's variables (gpu)
 #   contents        which packages it adds to the base, that it has no compiler, and how large it is without the base
 #   at work         process 1, read-only root, health check, an answer with the right numbers
-#   SIGTERM         under load: every accepted request is answered, and the status is 0, in time; the same with
-#                   --supervise, after its server was killed once
+#   SIGTERM         every accepted request is answered under load, and the program ends with status 0, in time. The same
+#                   holds with --supervise, after the server process was killed once
 #
 # Needs root and apt. Environment: IMAGE_SUITE=noble|trixie|bookworm (release of the base), IMAGE_CONTEXT=dir (what is
 # built; by default the checkout), IMAGE_TESTS="unit fuzz-replay" (targets of the Makefile for the stage test),

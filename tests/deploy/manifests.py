@@ -70,7 +70,7 @@ def check_names():
             count += 1
             base = re.sub(r'_(bucket|sum|count)$', '', name)
             # In a proxy's configuration, a name with the prefix attnd_ may be a group of servers or a recorded series.
-            # Only names that look like metrics are checked there.
+            # In these files only names that look like metrics are checked.
             if name not in metrics and base not in metrics and path.split('/')[1] not in ('nginx', 'envoy'):
                 unknown.append(f'{path}: {name}')
     check(f'{count} names of options and metrics in deploy/ exist', not unknown and count > 50, '; '.join(unknown))

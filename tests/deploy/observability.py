@@ -207,9 +207,9 @@ class Prometheus:
             return False
 
     def moment(self):
-        """Waits until both attnd are up and Prometheus has seen a device fail. Returns that time, at which queries are
-        then evaluated, so that results do not depend on how long the queries take. Returns None if it does not happen
-        within 60 s."""
+        """Waits until both attnd are up and Prometheus has seen a device fail. Returns the time of that moment. Queries
+        are then evaluated at that time, so that their results do not depend on how long the queries take. Returns None
+        if this does not happen within 60 s."""
         def found():
             at = time.time()
             time.sleep(1.5)  # a scrape that has begun ends within this time

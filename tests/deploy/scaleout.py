@@ -35,10 +35,10 @@ from service import Server, eventually, free_port
 
 SERVERS = 3
 CONNECTIONS = 16
-# seconds: NGINX's fail_timeout and the interval of Envoy's health check are 2 s each; the rest allows for a loaded
-# machine
+# Seconds. NGINX's fail_timeout and the interval of Envoy's health check are 2 s each. The other 2 s allow for a loaded
+# machine.
 RECOVERED_S = 4.0
-# seconds: both intervals may follow each other, and the machine may be loaded; the measured time is printed
+# Seconds. The two intervals may follow each other, and the machine may be loaded. The measured time is printed.
 RETURNED_S = 15.0
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 SMALL_LUA = os.path.join(checks.ROOT, 'tests', 'load', 'small.lua')

@@ -10,31 +10,34 @@ different rows are independent. If a result X changes by a_k e_k with an error e
 variance, so that SIGMAS = 4 times sigma is seven of their standard deviations. The factors a_k are computed from the
 true numbers.
 
-A kernel rounds (i a query, j and l keys):
+A kernel makes these errors, where i is a query, and j and l are keys. M is dropout's factor: 0, or 1 / (1 - p).
 
-    b_ij    the score. Its error is BLUR of its parts, |q| |k| scale + |bias| + slope distance, and of the lse that is
-            subtracted. A softcap bounds the error by 8 caps.
-    r_ij    P_ij, by the exponential of that error. Where lse is given, P need not stay a probability:
+    b_ij    Error of the score: BLUR times the sum of its parts, |q| |k| scale + |bias| + slope distance, and BLUR
+            times the lse that is subtracted from it. With a softcap, the part |q| |k| scale counts as at most 8 times
+            the softcap.
+    r_ij    Error of P_ij, which is the exponential of a number with the error b_ij. If the request has lse, P may
+            become larger than 1:
                 r = P (e^b - 1)
-            Where the kernel computes lse, lse is off by at most beta_i = ln(sum_l P_il e^b_il), as a mean is by its largest
-            error. P then stays a probability, but for the rounding of lse:
+            If the kernel computes lse, lse is off by at most beta_i = ln(sum_l P_il e^b_il), as a mean is by its
+            largest error. P then stays a probability, except for the rounding of lse:
                 r = P (e^(b + beta) - 1), at most e^(BLUR |lse|)
-    u       P and dS, to the type of their products, relative. A P of 1 is exact: the largest exponential of a row is 1.
-    t_i     delta_i. Where out is given there is no such error. Else, with c_il = (r_il + u P_il) M_il (dout_i . v_l),
+    u       Relative error of P and dS when they are rounded to the dtype of their products. A P of 1 is exact, because
+            the largest exponential of a row is 1.
+    t_i     Error of delta_i. It is 0 if the request has out. Otherwise let c_il = (r_il + u P_il) M_il (dout_i . v_l);
                 t^2 = (sum_l c_il)^2 + sum_l c_il^2 + sum_e (u_out dout_ie out_ie)^2
-            because out is the sum of the P V, and may be rounded to its dtype before it is multiplied with dout.
+            because out is the sum of P V, and may be rounded to its dtype before it is multiplied with dout.
 
-dZ = P g and dS = dZ (1 - tanh^2), with g_ij = M_ij (dout_i . v_j) - delta_i enlarged by BLUR of its terms. Therefore the
-errors are
+The gradients of the scores are dZ = P g after the softcap, and dS = dZ (1 - tanh^2) before the softcap. In them,
+g_ij = M_ij (dout_i . v_j) - delta_i, enlarged by BLUR times its terms. Therefore the errors are
 
     z_ij = r_ij g_ij,  s_ij = (1 - tanh^2) (r_ij + u P_ij) g_ij         errors of pairs
     (P_ij + r_ij) t_i                                                   an error of the row
 
-and the sigma^2 of the gradients are
+and sigma^2 of each gradient is
 
     dq_i     scale^2 (sum_j (s_ij k_j)^2 + (sum_j s_ij k_j)^2 + (t_i sum_j (1 - tanh^2) (P + r)_ij k_j)^2)
-    dk_j     scale^2 sum_i q_i^2 (s_ij^2 + ((1 - tanh^2) (P + r)_ij t_i)^2)       over the rows of all heads of the group
-    dv_j     sum_i ((r_ij + u P_ij) M_ij dout_i)^2                                the same
+    dk_j     scale^2 sum_i q_i^2 (s_ij^2 + ((1 - tanh^2) (P + r)_ij t_i)^2)       over all query heads of the group
+    dv_j     sum_i ((r_ij + u P_ij) M_ij dout_i)^2                                over all query heads of the group
     dbias    sum of z_ij^2 + ((P + r)_ij t_i)^2 over the axes that bias is broadcast along
     dslope   sum_i (sum_j (z_ij distance_ij)^2 + (sum_j z_ij distance_ij)^2 + (t_i sum_j (P + r)_ij distance_ij)^2)
     dsink    sum_i ((p + r)_i t_i)^2 + (r_i delta_i)^2, where p = exp(sink - lse) and r is its error, as of P
@@ -56,8 +59,8 @@ SIGMAS = 4
 # Error of a score relative to its parts. A kernel rounds four times: the product, its sum with bias and distance, the
 # conversion to base 2, and the difference with lse.
 BLUR = 2.0 ** -22
-# a bias above this size adds no rounding error: either no product is large enough to change it, or the kernel computes
-# its row in double
+# A bias above this size adds no rounding error. Either no product is large enough to change the bias, or the kernel
+# computes the bias's row in double.
 DROWNS = 1e37
 MOST = 200.0       # largest exponent used: e^200 exceeds float32, and its square is still within float64
 UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'bfloat16': 2.0 ** -8}

@@ -30,8 +30,8 @@ import wire  # noqa: E402
 import bounds  # noqa: E402
 import oracle  # noqa: E402
 
-# For each dtype: relative limits of out, of dq, dk and dv, and of the gradients of options; noise of float32 sums;
-# least absolute error.
+# For each dtype, in this order: relative limit of out; relative limit of dq, dk and dv; relative limit of the gradients
+# of options; noise (error of sums in float32); least absolute error.
 LIMITS = {
     'float32': (1e-5, 3e-5, 1e-4, 1e-6, 1e-45),
     'float16': (1e-3, 3e-3, 5e-3, 1e-5, 6e-8),
@@ -51,8 +51,9 @@ LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])
 # ---- A problem -------------------------------------------------------------------------------------------------------
 
 class Case:
-    """One random case. members: the request. problem: the same problem in oracle.py's form. out_dtype: the dtype of
-    out, or of dout in a backward. back, dtype, grad_dtype, layout: what the request chooses."""
+    """One random case. members: the request as JSON members. problem: the same problem in the form that oracle.py
+    reads. back: whether it is a backward. out_dtype: the dtype of out, or of dout in a backward. dtype, grad_dtype and
+    layout are those of the request."""
 
     def __init__(self, seed, number):
         self.seed, self.number = seed, number
@@ -65,8 +66,8 @@ class Case:
         def pick(options):
             return options[int(r.integers(len(options)))]
 
-        # A second random generator, for choices that were added later: the first one then gives the same numbers as
-        # before.
+        # A second random generator, for choices that were added to this class later. So the first generator still gives
+        # the same numbers as before they were added.
         self.more = np.random.default_rng([seed, number, 1])
         self.back = back = chance(0.5)
         self.dtype = dtype = pick(('float32', 'float16', 'bfloat16')) if back or not chance(0.12) else 'float8_e4m3fn'
@@ -219,7 +220,7 @@ class Case:
         self.cells = [int(n) for n in self.more.integers(1, 9, 2)]
 
     def rooms(self, lq, lk):
-        """Adds cu_seqlens, and also seqlens if sequences have padding rows behind them. Returns for q and for k the
+        """Adds cu_seqlens. If there are padding rows after sequences, also adds seqlens. Returns for q and for k the
         number of rows from each sequence's start to the next sequence's start."""
         gaps, rows = self.more.random() < 0.3, self.more.random() < 0.25
         room_q, room_k = ([n + int(self.more.integers(0, 40)) * gaps for n in lengths] for lengths in (lq, lk))
@@ -362,8 +363,8 @@ MOST = {'float32': oracle.MOST, 'float16': 65504.0, 'bfloat16': float(wire.bf16_
 
 
 def overflowed(want, got, dtype, relative):
-    """Returns the true results as the dtype holds them: infinite beyond its largest number. If the truth is within the
-    limit of that number, an infinite answer counts as right."""
+    """Returns the true results as the dtype holds them: beyond the dtype's largest number they are infinite. If the
+    truth is so near the largest number that a right kernel may exceed it, an infinite answer counts as right."""
     most = MOST[dtype]
     want = np.where(np.abs(want) > most * (1 + relative), np.copysign(np.inf, want), want)
     if want.shape != got.shape:
@@ -415,9 +416,10 @@ class Refused(Exception):
 
 def check_base_2(case, members, exact, size, post):
     """Sends a backward whose lse is in base 2, and returns what is wrong with the answer, or ''. The server must refuse
-    the request if the base shows in every row, and the rows' lse differ by more than the tolerance of
-    kernels/verify_lse.c. (Otherwise the lse could be a right one: with equal scores, over more keys.) If the body is
-    small, the server checks few rows: it spends 8 multiply-adds per byte (PROTOCOL.md), and a key takes D + 32."""
+    the request under two conditions: the base shows in every row, and the rows' lse differ by more than the tolerance
+    of kernels/verify_lse.c. (If the scores are equal, an lse in base 2 is also a right lse over more keys.) The server
+    checks few rows of a small body. It spends 8 multiply-adds per byte of the body (PROTOCOL.md), and each key of a row
+    takes D + 32."""
     lse, D = exact['lse'], case.problem['q'].shape[-1]
     sent = sum(int(np.prod(t['shape'])) * wire.BYTES[t['dtype']] for t in members.values() if isinstance(t, dict) and 'dtype' in t)
     rows = 8 * sent // (max(1, case.problem['k'].shape[-3]) * (D + 32))

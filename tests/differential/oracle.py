@@ -11,7 +11,8 @@ other, with whole matrices: nothing is tiled.
 import numpy as np
 
 MOST = float(np.finfo(np.float32).max)
-# A backward ignores a given lse of this size and computes lse from the scores: float32 is too coarse there.
+# A backward ignores a given lse of at least this size, and computes lse from the scores. Float32 is too coarse at this
+# size.
 LSE_MOST = 2.0 ** 24
 
 
@@ -31,7 +32,8 @@ def philox(counter, key):
 
 
 def kept(seed, head, Sq, Sk, p):
-    """Returns a boolean [Sq, Sk]: the pairs that dropout keeps in one head. `head` is the number b * H + h."""
+    """Returns a boolean [Sq, Sk]: the pairs of query and key that dropout keeps in one head. `head` is the number b * H
+    + h."""
     groups = (Sk + 7) // 8
     words = philox((np.arange(groups)[None, :], np.arange(Sq)[:, None], head, 0), (seed & 0xFFFFFFFF, seed >> 32))
     # the axes are [word of Philox, half of the word, Sq, groups of 8 keys]
@@ -119,7 +121,7 @@ class Head:
         seen = sees.any(0)
         self.k, self.v = np.where(seen[:, None], self.k, 0), np.where(seen[:, None], self.v, 0)
         s = self.q @ self.k.T * self.scale
-        # largest sum of |q k| terms, before they cancel, times the scale
+        # the largest sum of |q k| times the scale: the size of the terms of a score before they cancel
         self.size = float(np.max(np.abs(self.q) @ np.abs(self.k).T, initial=0)) * abs(self.scale)
         self.slope = 1.0  # derivative of the softcap, 1 without a softcap
         cap = p.get('softcap', 0)
@@ -150,8 +152,8 @@ class Head:
         self.out = (self.P * self.M) @ self.v
 
     def statistics(self, p):
-        """Returns out, P, lse in two parts, and which rows see nothing. If the problem p has out and lse, these are
-        returned unchanged."""
+        """Returns out, P, two numbers per row whose sum is lse, and which rows see no key. If the problem p has out and
+        lse, they are used unchanged."""
         if 'out' not in p:
             return self.out, np.where(self.empty[:, None], 0, self.P), self.top, self.rest, self.empty
         lse = p['lse'][self.lse_at]

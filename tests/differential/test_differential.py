@@ -79,8 +79,8 @@ def test_an_lse_in_base_2_need_not_be_refused_where_the_body_is_too_small_to_loo
 
 @pytest.mark.parametrize('seed, number', [(101, 6024), (101, 6113), (7, 2219), (7, 2552)])
 def test_gradients_that_cancel_are_held_to_the_roundings_of_what_was_added(server, seed, number):
-    """Four cases in which terms of a gradient cancel: dalibi_slopes of keys at distance 119 with a bias of -65504; a
-    given lse with scores of 1e9; dv of 16 rows in bfloat16; dalibi_slopes in bfloat16."""
+    """Four cases in which the terms of a gradient cancel. They are dalibi_slopes of keys at distance 119 with a bias of
+    -65504, a given lse with scores of 1e9, dv of 16 rows in bfloat16, and dalibi_slopes in bfloat16."""
     case = differential.Case(seed, number)
     assert differential.check(case, differential.client(f'http://127.0.0.1:{server.port}')) == ''
 

@@ -14,7 +14,8 @@
 
 #include "tests/emulator/emulator.h"
 
-/* The CUDA headers end here. Everything below is compiled as device code for this compute capability. */
+/* All CUDA headers are included above this line. Everything below is compiled as device code for the compute capability
+ * EMULATED_ARCH. */
 #define __CUDA_ARCH__ EMULATED_ARCH
 #undef __launch_bounds__
 #define __launch_bounds__(...)

@@ -48,9 +48,9 @@ struct copy {
     int thread, group;
     size_t bytes;
     bool late, done;
-    /* The bytes that must be at `to` until the wait for the copy. At first these are the bytes found when the copy was
-     * issued, and later the copied bytes. Other bytes at `to` are an error: a thread has written to the target of the
-     * copy. */
+    /* The bytes that must be at `to` until the thread waits for the copy. At first they are the bytes that were at `to`
+     * when the copy was issued, and later the copied bytes. If other bytes are at `to`, a thread has written there,
+     * which is an error. */
     char there[PIECE];
 };
 
@@ -114,7 +114,7 @@ char *all_shared; /* the shared memories of all resident blocks, SHARED_STEP byt
 void *main_stack;
 void *launch_failed_at[5]; /* in run() */
 uint64_t state;
-uint64_t starved;       /* one bit per starved warp, which runs only when no other warp can */
+uint64_t starved;       /* one bit per starved warp; a starved warp runs only when no other warp can */
 uint32_t starved_lanes; /* the lanes of a starved warp that run only when no other lane can */
 int starved_for;        /* number of scheduling decisions before other warps may be starved */
 /* number of collectives (instructions of a whole warp) that the running warp may still execute before another warp gets
@@ -215,8 +215,8 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("an access to address %p, which is nobody's", info->si_addr);
 }
 
-/* A launcher calls this before it computes rows again, one by one, because their results are not finite. Fails if
- * ATTN_EMULATOR_REPAIRS is "none". */
+/* A launcher (a host function that starts kernels) calls this function before it computes rows a second time, one by
+ * one, because their results are not finite. The call fails if ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins()
 {
     const char *allowed = getenv("ATTN_EMULATOR_REPAIRS");
@@ -338,8 +338,8 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* if only starved threads (which run last) are ready, a pending copy or product is done first, in seven
-         * cases of eight */
+        /* If only starved threads (which run when no other thread can) are ready, a pending copy or product is done
+         * first in seven cases of eight. */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
@@ -583,7 +583,8 @@ ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
 
-/* ThreadSanitizer's functions for atomic operations. The compiler makes the launchers' host code call them. */
+/* These functions have the names of ThreadSanitizer's functions for atomic operations. The compiler makes the kernels'
+ * host code call them. */
 #define ATOMICS(bits, T)                                                                                \
     extern "C" T __tsan_atomic##bits##_load(const volatile T *p, int)                                   \
     {                                                                                                   \

@@ -13,14 +13,14 @@
  * warps or lanes are starved: they run only when no other can. Some launches interleave two or three blocks, and the
  * others run one block after the other.
  *
- * Warps. An instruction that a whole warp executes is a gather(): each lane passes its operands, and the last lane to
- * arrive does the work for all. If lanes arrive at different instructions, or if all fibers wait, the launch ends with
- * a message that says which thread waits where.
+ * Warps. The function gather() carries out an instruction that a whole warp executes. Each lane passes its operands,
+ * and the last lane to arrive does the work for all lanes. If lanes arrive at different instructions, or if all fibers
+ * wait, the launch ends with a message that says which thread waits where.
  *
- * Copies. An asynchronous copy (cp.async) reads and writes at a random moment between its issue and the wait that
- * covers it, or the end of its thread. Some copies happen at the last moment. Two mistakes are reported: ldmatrix
- * of memory that a copy may still write, and any other change of this memory. Other asynchronous work (TMA, tensor
- * cores) belongs to an agent, see below.
+ * Copies. An asynchronous copy (cp.async) is made at a random moment between its issue and the wait that covers it, or
+ * the end of its thread. Some copies are made at the last moment. Two mistakes are reported: ldmatrix of memory that a
+ * copy may still write, and any other change of this memory. Other asynchronous work (TMA, tensor cores) is done by the
+ * object `agent` of each thread block.
  *
  * Races. Two accesses to the same shared memory, at least one of them a store, are an error if no barrier orders them
  * (races.h). It does not matter in which order they happened.
@@ -135,8 +135,8 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-/* Waits for the instruction `name`, which all threads of the team (such as a warp) execute together. May return before
- * the instruction is complete: the caller must check, and wait again. */
+/* Waits for the instruction `name`, which all threads of the team (such as a warp) execute together. The function may
+ * return before the instruction is complete, so the caller must check this, and wait again. */
 void await(team &t, const char *name);
 void release(team &t);
 
@@ -193,8 +193,8 @@ uint32_t shared_bytes();
 /* Returns the host pointer for an address in shared memory. Fails unless all bytes lie in the thread block's shared
  * memory and the address is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
-/* A launcher calls this before it computes rows again, one by one, because their results are not finite. Fails if
- * ATTN_EMULATOR_REPAIRS is "none". */
+/* A launcher (a host function that starts kernels) calls this function before it computes rows a second time, one by
+ * one, because their results are not finite. The call fails if ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
 /* Fails unless all `bytes` bytes of global memory at `pointer` lie in one allocation of the device. */
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
@@ -225,8 +225,9 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 /* The agent of a thread block does the block's asynchronous work: TMA copies and tensor core products (sm90.cc). The
  * agent is created at its first use. */
 struct agent {
-    /* Does some of the agent's work (copies, products) and returns true. Returns false if there was no work. The
-     * scheduler calls this now and then. If `must` is true, no fiber can run, and the agent must not put work off. */
+    /* Does some of the agent's work (copies, products of the tensor cores) and returns true. Returns false if there was
+     * no work. The scheduler calls this function now and then. If `must` is true, no fiber (CUDA thread) can run, so
+     * the agent must do work at once. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the thread block's shared memory */

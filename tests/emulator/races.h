@@ -9,11 +9,11 @@
  *   warps of a block   __syncthreads, bar.sync or bar.arrive in both warps, or a wait for a condition (such as the
  *                      phase of an mbarrier); the check assumes that such a wait orders everything before it
  *
- * The method is vector clocks (FastTrack, Flanagan and Freund 2009). A warp's epoch is the number of barriers that
- * it has passed. For each pair of warps, the check knows up to which epoch barriers have ordered the accesses of one
- * warp before those of the other. For each two bytes of shared memory, it remembers the last store and the last loads
- * of two warps. Accesses of a single byte are not checked, because the two bytes may belong to two threads. Volatile
- * accesses are not checked either. */
+ * The method is vector clocks (FastTrack, Flanagan and Freund 2009). A warp's epoch is the number of barriers that it
+ * has passed. For each pair of warps, the check records up to which epoch of one warp its accesses are ordered before
+ * the next accesses of the other warp. For each two bytes of shared memory, the check records the last store and the
+ * last loads of two warps. Accesses of a single byte are not checked, because the two bytes may belong to two threads.
+ * Volatile accesses are not checked either. */
 #ifndef ATTN_EMULATOR_RACES_H
 #define ATTN_EMULATOR_RACES_H
 
@@ -46,8 +46,8 @@ struct race_watch {
 /* begins the check of a thread block, and forgets the accesses of earlier thread blocks */
 void watch_begin(race_watch &w);
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
-/* Records that the warps in `warps` have passed a barrier. `arrived` says up to which epoch (count of barriers) each
- * warp's earlier accesses are now ordered before all later accesses of these warps. */
+/* Records that the warps in `warps` have passed a barrier. An epoch is the number of barriers that a warp has passed.
+ * `arrived` says for each warp up to which epoch its accesses are now ordered before all later accesses of `warps`. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* Records that the warp has arrived at a barrier and goes on without waiting (bar.arrive). */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);

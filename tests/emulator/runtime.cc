@@ -100,7 +100,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     return *free_bytes = MEMORY - memory_used, *total = MEMORY, cudaSuccess;
 }
 
-/* The allocation's last byte is followed by a page without access rights, so that an access behind the end crashes. */
+/* A page without access rights follows the allocation's last byte, so that an access beyond the end crashes. */
 cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
     const size_t whole = (bytes + GUARD - 1) / GUARD * GUARD + GUARD;

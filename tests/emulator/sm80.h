@@ -17,13 +17,14 @@ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 /* Rounds to TF32 (10 fraction bits), half away from zero. */
 uint32_t tf32_of(float x);
-/* Matrix product m16n8k8 of TF32: as the products of 16-bit operands. */
+/* Matrix product m16n8k8 of TF32: products of two numbers are exact, and sums are float32, added in the order of k. */
 void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
-/* Matrix product m16n8k16 of doubles: each term is a fused multiply-add, in the order of k. */
+/* Matrix product m16n8k16 of doubles. Each term is added by a fused multiply-add, in the order of k. */
 void mma_f64(double (&c)[4], const double (&a)[8], const double (&b)[4]);
 
-/* Rounds two floats to nearest even; `low` goes into the low half. */
+/* Rounds two floats to the nearest 16-bit numbers, ties to even, and packs them into a word. `low` goes into the low
+ * half. */
 uint32_t pack_f16(float low, float high);
 uint32_t pack_bf16(float low, float high);
 

@@ -10,9 +10,9 @@
  *   fence  product  product  commit  fence  product  product  commit  wait
  *          carried out ^                     the slowest thread ^         ^ the fastest
  *
- * An `accumulator` holds 64 x N sums in flight. A thread joins it with its first product; the thread's registers for
- * the sums then hold a signalling NaN. It leaves at the wait that covers its last product, which writes the sums to the
- * registers. */
+ * An `accumulator` holds 64 x N sums in flight. A thread takes part in it from its first product on, and its registers
+ * for the sums then hold a signalling NaN. The wait that covers the thread's last product writes the sums to the
+ * registers, and the thread takes part no longer. */
 #include "tests/emulator/sm90.h"
 
 #include <algorithm>
@@ -91,21 +91,21 @@ const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32;
 
 struct barrier {
     uint32_t address, count, pending;
-    int64_t bytes; /* number of bytes that arrivals have told the mbarrier to expect, and that are not copied yet */
+    int64_t bytes; /* number of bytes that arrivals have announced to the mbarrier and that are not copied yet */
     uint64_t phase;
     bool fenced; /* fence_mbarrier_init has followed the initialisation, so TMA may use the mbarrier */
 };
 
 struct copy {
-    /* load: the copy goes from global to shared memory, otherwise from shared to global; late: the copy happens only
-     * when no thread can run; add: the store adds floats to memory */
+    /* load: the copy goes from global to shared memory, otherwise from shared to global memory. late: the copy happens
+     * only when no thread can run. add: the copy adds floats to global memory. */
     bool load, late, add;
     uint32_t shared;
     tensor_map map;
     int at[5];
     barrier *bar; /* the mbarrier that a load completes */
     int thread;
-    int64_t group; /* for a store: number of the bulk group (of its thread) to which the store belongs */
+    int64_t group; /* for a copy to global memory: the number of the bulk group of its thread to which it belongs */
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
@@ -147,8 +147,8 @@ struct entry {
 };
 
 struct share { /* a thread's */
-    /* next: log entry number of the thread's next instruction; covered: the thread has waited for all products before
-     * this entry */
+    /* next: number of the log entry of the thread's next instruction. covered: the thread has waited for all products
+     * before the entry of this number. */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
     bool fenced = false; /* the thread has executed wgmma_fence since its last wait */
@@ -161,14 +161,15 @@ struct warpgroup {
     int64_t base = 0;
     int64_t done = 0;   /* log entries before this number have been carried out */
     int64_t groups = 0; /* number of commits among the log entries that have been carried out */
-    /* for eager products (computed warp by warp): each warp's rows of products before this log entry are done */
+    /* Eager products are computed warp by warp. For each warp: its rows of all products before the log entry of this
+     * number are computed. */
     int64_t rows_done[4] = {};
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
     int64_t end() const { return base + (int64_t)log.size(); }
 };
 
-/* unused accumulators, kept for the next product, which then allocates no memory */
+/* accumulators that no product uses; the next product takes one of them, so it allocates no memory */
 std::vector<std::unique_ptr<accumulator>> free_sums;
 std::vector<std::unique_ptr<register_operand>> free_operands;
 
@@ -227,7 +228,8 @@ engine::engine()
     registers.assign((size_t)(threads() + 31) / 32, 65536 / threads() / 8 * 8);
 }
 
-/* Does one piece of asynchronous work. Copies and products marked late wait until no thread can run (`must`). */
+/* Does one piece of asynchronous work: a copy or a product. Work that is marked late waits until no thread can run
+ * (`must`). */
 bool engine::step(bool must)
 {
     size_t count = 0;
@@ -243,8 +245,8 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
-            /* If no thread can run (`must`), carries out all ready products of the commit group in this call. Otherwise
-             * each product would need a further decision of the scheduler. */
+            /* If no thread can run (`must`), this call carries out all ready products of the commit group. If each call
+             * carried out only one product, the scheduler would have to decide once for each product. */
             do carry_out(g);
             while (must && ready(g, must) && g.at(g.done).group == group);
             return true;
@@ -700,8 +702,8 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
             sum += (vector)_mm256_round_ps((__m256)(p * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         }
         sum *= unit;
-        /* The result is the plain sum if the unit (2^-13 of the largest addend) is below the normal numbers of float32.
-         * The same holds if an addend is not finite. */
+        /* If the unit (2^-13 of the largest addend) is below the normal numbers of float32, nothing is truncated, and
+         * the result is the plain sum. If an addend is not finite, the result is also the plain sum. */
         const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(14 << 23), power);
         const __m256 infinite = _mm256_cmp_ps((__m256)(whole - whole), _mm256_setzero_ps(), _CMP_NEQ_UQ);
         *to = (vector)_mm256_blendv_ps((__m256)sum, (__m256)whole, _mm256_or_ps(_mm256_castsi256_ps(small), infinite));

@@ -1,9 +1,10 @@
 /* sm90.h: the asynchronous instructions of Hopper (sm_90a) on the emulator: mbarriers, TMA, wgmma, setmaxnreg.
  *
- * tests/emulator/kernels/cuda/sm90/layer/ptx.cuh has the wrappers that the kernels call; each calls one function of
- * this file. On the hardware, the copy engine and the tensor cores work while threads run. Here each thread block has a
- * queue of such work, and the scheduler carries out some of this work now and then. A kernel may rely only on what it
- * has waited for, so half of the operations happen at the last moment (column `last moment`):
+ * tests/emulator/kernels/cuda/sm90/layer/ptx.cuh has the wrappers that the kernels call. Each wrapper calls one
+ * function of this file. On the hardware, the copy engine and the tensor cores work while threads run. In the emulator,
+ * each thread block has a queue of such work, and the scheduler carries out some of it now and then. An operation
+ * happens between a first and a last moment. A kernel may rely only on what it has waited for, so half of the
+ * operations happen at the last moment:
  *
  *   operation    first moment                                 last moment
  *   TMA load     its issue                                    a thread waits for it and no thread can go on
@@ -43,10 +44,10 @@
  * products truncates every product, and the sum so far, at 2^-13 of the largest. ATTN_EMULATOR_E4M3=exact switches
  * this truncation off, so that a wrong layout can be told from a loss of bits.
  *
- * The emulator does not model these: which thread executed a fence (a fence of any thread counts), memory order between
- * threads, clusters and multicast, operands without swizzle or with a base offset, boxes narrower than their swizzle,
- * interleaved and im2col maps, programmatic dependent launch (each kernel starts after the previous one has ended), and
- * time.
+ * The emulator does not model which thread executed a fence: a fence of any thread counts. Each kernel starts after the
+ * previous one has ended, so there is no programmatic dependent launch. The emulator does not model memory order
+ * between threads, clusters and multicast, operands without swizzle or with a base offset, boxes narrower than their
+ * swizzle, interleaved and im2col maps, or time.
  *
  * All functions of this file run on the one operating system thread that runs the block. */
 #ifndef EMULATOR_SM90_H
@@ -69,15 +70,15 @@ void mbarrier_wait(uint32_t bar, uint32_t parity);
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
 void tma_store(const CUtensorMap *map, const int *at, int rank, uint32_t from);
-/* Bulk copies without a tensor map: from global to shared memory, from shared to global memory, and adding floats to
- * global memory. */
+/* Copies of contiguous bytes (bulk copies), which need no tensor map. They go from global to shared memory or from
+ * shared to global memory, or add floats to global memory. */
 void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar);
 void bulk_store(void *to, uint32_t from, uint32_t bytes);
 void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
-/* Makes the ordinary stores before this fence, to shared memory, visible to products and TMA. */
+/* Orders the stores to shared memory that came before this fence, so that products and TMA see them. */
 void fence_proxy_async();
 
 /* ---- wgmma: tensor core products of a warpgroup ------------------------------------------------------------------ */
@@ -114,7 +115,7 @@ uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 
 } // namespace emu
 
-/* Tests use these two. emu_tma_loads() returns the number of TMA loads so far. emu_refuse_maps makes the driver refuse
+/* For tests only. emu_tma_loads() returns the number of TMA loads so far. After emu_refuse_maps(1), the driver refuses
  * tensor maps. */
 extern "C" unsigned long emu_tma_loads();
 extern "C" void emu_refuse_maps(int refuse);

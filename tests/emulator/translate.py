@@ -7,7 +7,7 @@ rewritten; all other lines stay as they are. #line makes the compiler's messages
     name<A, B><<<grid, block, shared, stream>>>(args)   ->   emu::launch("name<A, B>", __PRETTY_FUNCTION__, name<A, B>, grid, block, ...)(args)
     cudaLaunchKernelEx(&config, name<A>, args)          ->   emu::launch_ex("name<A>", __PRETTY_FUNCTION__, &config, name<A>, args)
     extern __shared__ __align__(1024) char memory[];    ->   char *const memory = emu::dynamic_shared(1024);
-    __shared__ float x[4], y;                           ->   a struct of the block's, and references into it
+    __shared__ float x[4], y;                           ->   references into a struct in the block's shared memory
     const __grid_constant__ cuda_args a                 ->   const cuda_args &a
 
 If text looks like one of these constructs but cannot be parsed, the translation ends with its file and line."""

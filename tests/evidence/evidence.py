@@ -5,17 +5,19 @@ right, or wrong in a known way, and this script counts its verdicts.
     make evidence EVIDENCE=all       all of them; takes minutes
     make evidence ARGS="--only alignment:7 --show"    one problem, and the whole answer
 
+There are four kinds of cases. A check names each mistake that it knows by a code.
+
 | kind | what the kernel does | right answer |
 |---|---|---|
-| table | one mistake that has a code (known_mistakes.py) | not match; named first: its code, or one that computes the
-same here |
-| right | no mistake; four dtypes, tiles of 32 to 256 keys | not mismatch |
-| invented | one mistake that has no code (inventions.py) | mismatch, with its place and no explanation |
+| table | one mistake that has a code (known_mistakes.py) | not `match`; the first code is that of the mistake |
+| right | no mistake; four dtypes, tiles of 32 to 256 keys | not `mismatch` |
+| invented | one mistake that has no code (inventions.py) | `mismatch`, with the wrong place and no explanation |
 | pair | two of the ten most frequent mistakes | both codes among the explanations |
 
-A planted mistake counts if its error exceeds ten times `explained` (the error that rounding explains). If the error is
-smaller, another problem is drawn. To find out whether two codes compute the same, the script computes both. Seeds are
-fixed. The exit status is 1 if a bound of BOUNDS is broken."""
+Another code counts as right too, if a kernel with its mistake computes the same results on this problem. To find that
+out, the script computes both. A case counts if the error of its mistake exceeds ten times `explained`, the error that
+rounding explains. If the error is smaller, another problem is drawn. Seeds are fixed. The exit status is 1 if a bound
+of BOUNDS is broken."""
 import argparse
 import collections
 import http.client
@@ -58,13 +60,14 @@ COVERED = 0.99  # least fraction of the wrong elements that the answer's `where`
 TIMEOUT_MS = 60000  # deadline of a request in ms: enough to try every explanation on every problem here
 # Mistakes of precision, whose errors may be less than ten times `explained`.
 PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')
-# pairs of mistakes that a kernel cannot make together: without a causal mask there is no alignment
+# Pairs of mistakes that no kernel can make together. A kernel without a causal mask cannot align the mask wrongly.
 PAIR_OPPOSES = ({'alignment', 'causal_missing'},)
 
-# The right kernels' problems: each name is a line of the report, with the options of its problems.
+# The problems on which kernels without a mistake are checked. Each name is a line of the report, with the options of
+# its problems.
 RIGHT = {**{dtype: {'dtype': dtype} for dtype in (*problems.DTYPES, problems.FLOAT8)}, 'pages': {'pages': True}, 'FlashMask rows': {'row_mask': True}}
 
-# (kind of case, what is counted, 'at most' or 'at least', fraction of the counted cases)
+# Each row has the kind of case, what is counted, 'at most' or 'at least', and a fraction of the counted cases.
 BOUNDS = (
     ('table', 'passed', 'at most', 0.0),
     ('table', 'named first', 'at least', 0.95),
@@ -133,8 +136,8 @@ class Case:
         return any(error(self.sent[n], self.truth[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
 
     def matters(self, code):
-        """Returns whether one mistake of a pair matters: a kernel with only the other mistakes must have different
-        results."""
+        """Returns whether the mistake `code` of a pair matters: a kernel with only the other mistake must have
+        different results."""
         others = [m for m in self.mistakes if m.__name__ != code]
         without = planted(*others)(self.problem, tile=self.tile, variant=self.variant).run()
         return any(error(self.sent[n], without[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
@@ -143,8 +146,8 @@ class Case:
         return {**problems.members(self.problem, self.sent, self.kernel.result_dtype), 'timeout_ms': TIMEOUT_MS}
 
     def computes_the_same(self, code, answer):
-        """Returns whether a kernel with the mistake of this code has the same results as this case, within the answer's
-        limits. Tries all variants of the mistake."""
+        """Returns whether a kernel with the mistake `code`, in any of its variants, computes the same results as this
+        case's kernel, within the limits of the answer."""
         if code not in mistakes.TABLE:
             return False
         other = mistakes.TABLE[code]

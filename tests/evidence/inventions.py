@@ -77,7 +77,7 @@ class tile_of_k_starts_one_row_late(Invention):
 
 @invented(**forward)
 class last_chunk_of_the_head_is_not_multiplied(Invention):
-    """The products q k over D omit the last 8 terms."""
+    """The products q k leave out the last 8 of the D terms."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -252,8 +252,8 @@ class page_table_is_read_one_entry_late(Invention):
 
 class PageSize(Invention):
     def slots(self, b, Sk):
-        """The page and the slot of each key, as a kernel reads them that takes a page for self.size(right size)
-        keys."""
+        """Returns the page and the slot in the page of each key, as a wrong kernel computes them. The kernel takes a
+        page of `size` keys for a page of self.size(size) keys."""
         table, (pages, size), j = self.p.tensors['page_table'], self.p.tensors['k'].shape[:2], np.arange(Sk)
         taken = self.size(size)
         line = table[b, np.minimum(j // taken, table.shape[1] - 1)] * taken + j % taken
@@ -345,7 +345,7 @@ class one_row_is_not_rescaled(Invention):
 
 @invented(**forward)
 class maximum_is_stale(Invention):
-    """In one tile of keys, exp subtracts the running maximum of the tile before."""
+    """In one tile of keys, exp subtracts the running maximum as it was before this tile."""
 
     def softmax(self, s, z):
         self.stale = self.stretch(s.Sk, self.tile).start

@@ -17,7 +17,7 @@ import numpy as np
 import oracle
 import wire
 
-# dtype of the results for each dtype of inputs; inputs of a dtype that is not listed have results of their own dtype
+# dtype of the results for each dtype of inputs; a dtype that is not listed here is also the dtype of its results
 OUT_DTYPE = {'float8_e4m3fn': 'bfloat16'}
 P_SCALE = 256.0  # float8 only: probabilities are multiplied by P_SCALE before they are rounded to float8
 
@@ -68,7 +68,8 @@ class Kernel:
         return oracle.sequences(self.p.tensors)
 
     def read_sequence(self, b, q0, Sq, k0, Sk):
-        """Returns one sequence's tensors and positions, for all steps below. The tensors' first axis is the head."""
+        """Returns one sequence's tensors and positions, which all methods below use. The first axis of the tensors is
+        the head."""
         packed = self.p.packed
         rows = slice(q0, q0 + Sq) if packed else (b, slice(0, Sq))
         keys = slice(k0, k0 + Sk) if packed else self.slots(b, Sk) if 'page_table' in self.p.tensors else (b, slice(0, Sk))
@@ -148,7 +149,7 @@ class Kernel:
         return self.p.options.get('alignment', 'bottom_right')
 
     def causal(self):
-        """Returns how many keys behind its own position a query may see (None: all keys)."""
+        """Returns how many keys after its own position a query may see (None: all keys)."""
         return 0 if self.p.options.get('causal') else None
 
     def window(self):
@@ -213,7 +214,8 @@ class Kernel:
         return self.p.options['seed']
 
     def softmax(self, s, z):
-        """Returns out before it is divided by the sums [H, Sq, Dv], and the softmax's sums and maxima [H, Sq]."""
+        """Returns three arrays: out before it is divided by the softmax's sums [H, Sq, Dv], these sums [H, Sq], and the
+        maxima [H, Sq]."""
         m = np.full(z.shape[:2], -np.inf, self.float)
         l, acc = np.zeros_like(m), np.zeros(z.shape[:2] + (s.vv.shape[2],), self.float)
         for n, (a, b) in enumerate(self.key_tiles(s.Sk)):
@@ -290,7 +292,7 @@ class Kernel:
 
     def finish_rows(self, s, out, lse):
         """Returns the rows of out [H, Sq, Dv] and of lse [H, Sq] that the kernel writes. Mistakes in writing rows
-        override this."""
+        override this method."""
         return out, lse
 
     # ---- Backward ----------------------------------------------------------------------------------------------------
@@ -350,7 +352,7 @@ class Kernel:
 
     def finish_gradients(self, s, dq, dk, dv):
         """Returns the gradients that the kernel writes, each [H, S, D] before the sum over groups of heads. Mistakes in
-        writing them override this."""
+        writing gradients override this method."""
         return dq, dk, dv
 
     def sum_of_groups(self, s, x):
@@ -404,7 +406,7 @@ class Kernel:
         return as_dtype(x, self.result_dtype(name))
 
     def finish(self, found):
-        """Returns the results that the kernel writes. Mistakes that concern whole tensors override this."""
+        """Returns the results that the kernel writes. Mistakes that concern whole tensors override this method."""
         return found
 
 

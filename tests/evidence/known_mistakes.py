@@ -14,8 +14,8 @@ TABLE = {}  # code: class
 
 
 def code(*variants, **needs):
-    """Class decorator that registers a mistake, its variants and what a problem must have. Without variants there is
-    one form."""
+    """Class decorator that registers a mistake, its variants, and what a problem must have. A mistake without variants
+    has one form."""
     def add(mistake):
         mistake.variants, mistake.needs = variants or (None,), needs
         TABLE[mistake.__name__] = mistake
@@ -38,7 +38,8 @@ def many_keys(rng):
 
 
 # ---- Layout ----------------------------------------------------------------------------------------------------------
-# The memory of one tensor is walked in the order of the other layout. A head must not stand alone: H > 1 and S > 1.
+# These kernels read or write a tensor's memory in the other layout's order of axes. The mistake changes results only if
+# there are several heads and several positions: H > 1 and S > 1.
 
 several = dict(back=False, packed=False, Sq=lambda r: int(r.integers(5, 130)), Sk=lambda r: int(r.integers(5, 200)), Hk=lambda r: int(r.integers(2, 5)))
 
@@ -212,7 +213,7 @@ class alignment(Mistake):
 
 @code(causal=True, window=False, **spread)
 class causal_off_by_one(Mistake):
-    """The causal mask also lets a query see the next key behind its own position."""
+    """The causal mask also lets a query see the first key after its own position."""
 
     def causal(self):
         return 1
@@ -406,7 +407,7 @@ def tiled(**more):
 
 
 class Tiled(Mistake):
-    """Base class of mistakes that depend on the tile size, which here is also the kernel's tile size."""
+    """Base class of mistakes that depend on a tile size. The kernel itself uses this tile size too."""
 
     def __init__(self, problem, exact=False, tile=64, variant=None):
         super().__init__(problem, exact, next((variant[n] for n in variant if n in OF_TILES), tile), variant)
@@ -424,7 +425,7 @@ class not_rescaled(Tiled):
 class TileDropped(Tiled):
     @staticmethod
     def fits(problem, tile):
-        # True if the mistake's tile is followed by another tile, so that rescaling happens at all.
+        # The mistake shows only if another tile follows the mistake's tile, because the kernel then rescales its sums.
         return problem.tensors['k'].shape[1] > tile
 
 
@@ -524,7 +525,7 @@ class scores_in_16_bit(Narrow):
 
 @code(dtype='float32', **spread)
 class tf32_products(Mistake):
-    """float32 tensors enter all products rounded to 10 mantissa bits (TF32)."""
+    """The kernel rounds float32 tensors to 10 mantissa bits (TF32) before all products."""
 
     def product(self, a, b):
         return super().product(tf32(a), tf32(b))
@@ -590,7 +591,7 @@ class dropout_other_seed(Mistake):
 
 @code(same_length=True, Sq=lambda r: int(r.integers(5, 130)), seqlens_k=False, seqlens_q=False, **dropout)
 class dropout_mask_transposed(Mistake):
-    """Dropout: row and column are exchanged in the random mask."""
+    """Dropout: the random mask is used with row and column exchanged."""
 
     def kept(self, s):
         p = self.p.options['dropout_p']

@@ -17,8 +17,8 @@ FLOAT8 = 'float8_e4m3fn'
 
 
 class Wants:
-    """Returns the value that the caller gave for an option, or draws a value. A given function is called with the
-    random generator."""
+    """Returns the value that the caller gave for an option. If the caller gave a function, calls it with the random
+    generator. If the caller gave nothing, draws a value."""
     NAMES = set('''back dtype packed B Hk group D Dv Sq Sk same_length size N same_lengths dlse scale scale_is causal window window_is
                    alignment softcap softcap_is alibi alibi_per_row sinks bias bias_per_row bias_per_head bias_per_query bias_hides keep_mask
                    mask_per_row mask_per_head mask_per_query kept hidden_rows seqlens_k seqlens_q dropout layout results

@@ -77,7 +77,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(a->padded == b->padded && memcmp(a->out, b->out, a->bytes) == 0);
 }
 
-/* Every variant must encode to the same text, and decode this text to the bytes. */
+/* Every variant must encode the bytes to the same text, and decode this text to the bytes. */
 static void encode(const uint8_t *bytes, size_t count)
 {
     size_t chars = (size_t)BASE64_ENCODED(count);

@@ -161,8 +161,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] & 2) room = PROTO_MEMORY_STEP;
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
-    /* `room` is a limit on memory in bytes; 0: no limit. With a limit, the results may differ. Where reading at once
-     * runs out of memory, reading in pieces may succeed or find another error, because it requests memory later. */
+    /* `room` is a limit on memory in bytes; 0: no limit. With a limit, the two results may differ. Reading in pieces
+     * requests memory later than reading at once. It may therefore succeed, or find another error, where reading at
+     * once runs out of memory. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {
         size_t length;

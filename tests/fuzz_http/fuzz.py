@@ -4,19 +4,20 @@
     make fuzz-http SEED=7               repeats the rounds of seed 7; ONLY=7:2:413 repeats one round
     SAN=1 make fuzz-http                with a server that was built with the sanitizers
 
-A round is one connection. Its requests are forward, backward, envelopes, saved contexts, arrays, pages, HEAD or
-OPTIONS; as JSON, safetensors or KServe; compressed or not; one or several pipelined; with a length or in chunks. Each
-is changed in one place or in none: a byte, a member, a shape, a dtype, a digit of base64, a header, or a chunk's size.
-It is sent in pieces with pauses. Round n of worker w of seed s is always the same.
+A round is one connection. Its requests are forwards, backwards, envelopes (bodies with several problems), backwards of
+saved contexts, arrays, pages, HEAD or OPTIONS. They are JSON, safetensors or KServe, compressed or not, with a length
+or in chunks, and one request or several pipelined ones. Each request is unchanged, or is changed in one place: a byte,
+a member, a shape, a dtype, a digit of base64, a header, or a chunk's size. A request is sent in pieces with pauses.
+Round n of worker w of seed s is always the same.
 
-In every round, each answer must be HTTP with a documented status. An error must be a problem document; only an unknown
-version of HTTP may be answered in libmicrohttpd's own words. A 200 must hold the numbers that NumPy computes in float64
-from the body that was sent, and is a finding if Python finds a fault in the body (fuzz_oracle.py).
+In every round, each answer must be HTTP with a documented status. An error must be a problem document (RFC 9457). Only
+to an unknown version of HTTP may libmicrohttpd itself answer. A 200 must hold the numbers that NumPy computes in
+float64 from the body that was sent. A 200 is a finding if Python finds a fault in the body (fuzz_oracle.py).
 
-Other demands: every GOLDEN rounds, one fixed request has the same bits as the first time. A probe never waits more than
-100 ms for /livez. At the end, the server has as many descriptors as at the beginning and no more memory than in the
-middle, nothing waits or is leased, and SIGTERM ends it with status 0 and without a report of a sanitizer. A finding is
-printed with its round, and its bytes are kept in build/fuzz_http/.
+Every GOLDEN rounds, one fixed request must have the same bits as the first time. A probe must never wait more than 100
+ms for /livez. At the end, the server must have as many descriptors as at the beginning, and no more memory than in the
+middle. No request may wait, and no memory may be leased. SIGTERM must end the server with status 0 and without a report
+of a sanitizer. A finding is printed with its round, and its bytes are kept in build/fuzz_http/.
 """
 import argparse
 import base64
@@ -49,11 +50,11 @@ KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'int32': 'IN
 PAGES = {'/livez': 200, '/readyz': 200, '/healthz': 200, '/v1/info': 200, '/openapi.json': 200, '/metrics': 200, '/': 200, '/docs': 200, '/nothing': 404, '/v2/health/live': 200,
          '*': 404, 'http://x/livez': 200, '/%6civez': 200, '/livez%00': 404, '/livez?a=1&b': 200, '/v1%2finfo': 404, PATHS[False]: 405}
 STATUSES = {100, 200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422, 431, 500, 501, 503, 504, 505, 507}
-# statuses that libmicrohttpd sends by itself: 500 without memory, 505 for an unknown version of HTTP
+# statuses that libmicrohttpd itself sends: 500 if it has no memory, 505 for an unknown version of HTTP
 ITS_OWN = {500, 505}
 GOLDEN = 100
-# Options of the tested server. The server gives up early on bodies that stall, so that a body which a round cuts short
-# does not hold up other rounds.
+# Options of the tested server. It gives up early on bodies that stall. Otherwise a body that a round cuts short would
+# hold up other rounds.
 OPTIONS = ['--body-stall-ms', '700', '--body-timeout-ms', '3000', '--staging-bytes', '256M', '--max-body-bytes', '16M', '--log-level', 'warn',
            '--drain-ms', '5000']
 RSS_KB = 48 << 10
@@ -68,9 +69,9 @@ class Finding(Exception):
 
 
 def beyond_float32(r, rng, members, back):
-    """Makes a problem's scores overflow float32: by its scale, by q and k, or by a mask like Hugging Face's 4-D masks,
-    with finfo.min and with padding on the left whose queries see only padding. A backward may get an lse in base 2
-    instead."""
+    """Makes a problem's scores overflow float32 by its scale, by q and k, or by its mask. The mask is like Hugging
+    Face's 4-D masks: it has finfo.min, and padding on the left whose queries see only padding. A backward may get an
+    lse in base 2 instead."""
     (B, Sq, H, D), (_, Sk, Hk, _) = (wire.value(members[n]).shape if members.get('layout') != 'bhsd' else wire.value(members[n]).swapaxes(1, 2).shape for n in 'qk')
     what, dtype = r.randrange(4), members['q']['dtype']
     if what == 0:
@@ -92,8 +93,8 @@ def beyond_float32(r, rng, members, back):
 
 
 def problem(r, back, small=False, beyond=True):
-    """Makes a random problem. With `beyond` it may come from beyond_float32(); then the oracle does not always know the
-    answer."""
+    """Makes a random problem. With `beyond`, its scores may overflow float32 (beyond_float32()). The oracle does not
+    always know the answer to such a problem."""
     rng = np.random.default_rng(r.getrandbits(63))
     B, H, Hk = r.choice([1, 1, 2]), *r.choice([(1, 1), (2, 2), (4, 2), (3, 1)])
     Sq, Sk, D = r.randint(1, 9), r.randint(1, 12), r.choice([1, 2, 4, 8, 17, 24])
@@ -168,7 +169,7 @@ def safetensors_of(r, members):
 
 
 def kserve_of(r, members):
-    """Converts a JSON problem to a KServe request. Returns (tree of the JSON, bytes behind the JSON)."""
+    """Converts a JSON problem to a KServe request. Returns (tree of the JSON, bytes that follow the JSON)."""
     inputs, tail = [], b''
     for name, t in members.items():
         if not is_tensor(t):
@@ -483,8 +484,8 @@ class Round:
             return None
 
     def check(self, a, sent, candidates):
-        """Checks one answer. `sent` is the request to which it belongs. None: this is not known, and the answer must be
-        right for one of `candidates`."""
+        """Checks one answer. `sent` is the request that it answers. If `sent` is None, the request is not known, and
+        the answer must be right for one of `candidates`."""
         self.count(f'answers {a.status}')
         if a.status not in STATUSES:
             self.fail('a status that nobody knows', a)
@@ -506,7 +507,8 @@ class Round:
             if of is None or of.method != 'POST' or b'"' not in a.body[:30] or 'html' in a.headers.get('content-type', ''):
                 return
             wrong, verified = oracle.judge(of.path, of.body, a.body, self.contexts, of.how, a.headers)
-            # the change concerns the framing, so the server may have read another body than was meant
+            # If the change concerns the framing of the body, the server may have read another body than the fuzzer
+            # meant.
             if wrong and not of.clean:
                 others = [b for b in bodies_of(self.log) if not oracle.judge(of.path, b, a.body, self.contexts, of.how, a.headers)[0]]
                 wrong = '' if others or not a.body.startswith(b'{"out"') else wrong
@@ -545,7 +547,8 @@ class Round:
                         return
                 if all(s.clean for s in sent):
                     continue
-                # A malformed message may be answered by any number of answers, so this reads all that arrive soon.
+                # Any number of answers to a malformed message is allowed, so this code reads all answers that arrive
+                # soon.
                 if r.random() < 0.3:
                     self.send(b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n')
                 self.socket.settimeout(r.choice([0.05, 0.05, 0.3, 2.5]) * min(service.SLOWER, 2))
@@ -563,8 +566,8 @@ class Round:
 
 
 def bodies_of(log):
-    """Returns the bodies that a lenient HTTP reader may find in these bytes: behind each head, with every length that a
-    head names, and decoded from chunks."""
+    """Returns the bodies that a lenient HTTP reader may find in these bytes. Such a reader may take the bytes behind
+    each head with every length that a head names, or decode them from chunks."""
     for match in re.finditer(rb'\r?\n\r?\n', log):
         rest = log[match.end():]
         for length in set(re.findall(rb'(?i)content-length[ \t]*:[ \t]*(\d+)', log)):

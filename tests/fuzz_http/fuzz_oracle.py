@@ -1,13 +1,12 @@
 """Reads a request independently of the server, with Python's json, and computes attention in float64
 (conformance/ref.py).
 
-    verdict = judge(path, body, answer, contexts, sent, headers)      '' or what is wrong with a 200
+    verdict = judge(path, body, answer, contexts, sent, headers)       '' or what is wrong with a 200
 
 Safetensors, KServe and compressed bodies, and their answers, are first converted to JSON members (struct and zlib).
-
-There are three results. The request is valid and its numbers are known. Or it is not valid (Invalid), and a 200 is a
-finding. Or this file does not know (Unsure: dropout, packed sequences, float8, values that overflow), and only the form
-of the answer is checked."""
+There are three cases. If the request is valid and its numbers are known, they are compared with the answer. If the
+request is not valid (Invalid), a 200 is a finding. If this file does not know the numbers (Unsure: dropout, packed
+sequences, float8, values that overflow), only the form of the answer is checked."""
 import base64
 import json
 import os
@@ -30,12 +29,13 @@ TENSORS = ('q', 'k', 'v', 'alibi_slopes', 'bias', 'keep_mask', 'sinks', 'cu_seql
 OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end', 'softcap', 'dropout_p', 'seed', 'out_dtype', 'outputs', 'encoding', 'verify',
            'save', 'timeout_ms', 'deterministic', 'grad_dtype', 'context')
 UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
-# tolerances of golden.py, relative to the largest value instead of each value
+# The tolerances of golden.py. Here they are relative to a tensor's largest value instead of each value.
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}
-# inputs above this size overflow somewhere, or leave no significant digits of a difference; for q and k this is a bound
-# on the product of their sizes
+# Inputs above this size are not verified. They overflow somewhere, or their differences have no significant digits. For
+# q and k this is a limit on the product of their sizes.
 WILD = 1e4
-# a bias below this makes a score lose all its digits: finfo.min does so, where it hides keys, or all keys of a row
+# A bias below this removes all digits of a score. Masks use such a bias (finfo.min) to hide keys, and sometimes hide
+# all keys of a row.
 LOWEST = -1e38
 STEEP = 500.0    # above this score, an error in its last bit changes exp() by more than the tolerance
 
@@ -56,8 +56,8 @@ class MinusZero(int):
 
 
 class Twice(dict):
-    """A JSON object that contains a member twice. The body that contains it is invalid, perhaps only in one of many
-    problems."""
+    """A JSON object in which a member occurs twice. A body with such an object is invalid, or only the problem with it,
+    if the body has many problems."""
 
 
 def parse(body):
@@ -344,8 +344,8 @@ class Problem:
         self.q, self.k, self.v = q, k, v
 
     def compute(self):
-        """Computes the expected results. Returns {name: (values, the largest magnitude of a term in the sums that give
-        them)}."""
+        """Computes the expected results. Returns {name: (values, size)}. The size is the largest magnitude of a term in
+        the sums that give the values."""
         o, q, k, v = self.options, self.q, self.k, self.v
         B, Sq, H, D = q.shape
         Sk = k.shape[1]
@@ -453,7 +453,8 @@ def check_tensor(name, t, problem, want):
 
 
 def judge_one(members, answer, back, contexts):
-    """Judges a 200 to a single problem. Returns (what is wrong or '', whether the numbers were verified)."""
+    """Judges an answer with status 200 to a single problem. Returns (what is wrong or '', whether the numbers were
+    verified)."""
     unsure = None
     problem = want = None
     try:
@@ -524,8 +525,9 @@ class As:
 
 
 def judge(path, body, text, contexts, sent=None, headers=None):
-    """Judges a 200. Returns (what is wrong or '', the problems whose numbers were verified), and adds new contexts to
-    contexts {id: Problem}. sent: how the request was sent (As); headers: those of the answer."""
+    """Judges an answer with status 200. Returns (what is wrong or '', the problems whose numbers were verified), and
+    adds new contexts (saved forwards) to contexts {id: Problem}. sent: how the request was sent (As); headers: those of
+    the answer."""
     back = 'backward' in path
     sent, headers = sent or As(), headers or {}
     is_binary, id_, answer = None, None, None

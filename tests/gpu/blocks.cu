@@ -1,11 +1,11 @@
-/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on: where TMA and its swizzle put an
- * element, which accumulator holds an element of a product, in which order an operand needs its keys, and whether
- * the phases of mbarriers keep a ring of stages in order. Every check uses the kernels' own functions: those of sm90
- * here, those of sm80 in blocks_sm80.cu.
+/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. The checks find out where TMA and
+ * its swizzle put an element, which accumulator holds an element of a product, and in which order an operand needs its
+ * keys. They also find out whether the phases of mbarriers keep a ring of stages in order. The checks in this file use
+ * the kernels' own functions of sm90, and those in blocks_sm80.cu use the functions of sm80.
  *
  *   build/tests/gpu/blocks [SECTION]      all checks, or those of one section (the table at the end)
  *
- * Inputs are random integers, so small that every product and sum is exact, so results are compared with ==.
+ * Inputs are random integers. They are so small that every product and sum is exact, and results are compared with ==.
  * Whatever must be overwritten is first set to NaN. A ring that is stuck would wait for ever, so the program ends
  * after HANG_SECONDS. Without a GPU of compute capability 9.0 nothing runs; `make emulate` runs the program on the
  * emulator. */
@@ -719,7 +719,8 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
     }
 }
 
-/* Thread blocks must take each tile of work once, the tiles of a head in ascending order, and short tiles last. */
+/* Thread blocks must take each tile of work exactly once. They must take the tiles of a head in ascending order, and
+ * short tiles last. */
 void check_order()
 {
     static const struct {

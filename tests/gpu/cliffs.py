@@ -1,16 +1,17 @@
-"""Finds options that the kernels with tensor cores do not compute, or compute too slowly: times every option, and every
-two options, beside the same problem without them.
+"""Finds options that the kernels with tensor cores do not compute, or compute too slowly. Times every option, and every
+two options together, and the same problem without them.
 
     python3 tests/gpu/cliffs.py [--bench build/attn-bench] [--ops forward backward] [--head-sizes 64 128] [--pairs]
     [--json]
 
-An option's time over the plain time must be at most its figure in OPTIONS; for two options the product of both figures.
-The gradient of an option has a figure in GRADIENTS: the time over that of the backward without this gradient. An option
-or gradient that reads or writes a tensor of all pairs may also take SLACK times what copying it takes. Both calls run in
-turns as children of this program, so that the card's clock is nearly the same for both. A figure is the median of its
-turns, and only the ratio means anything on another day. The exit status is 1 if a figure is exceeded, or if a row is
-computed by another family of kernels than the problem beside it. Only above head size 128 may a backward with an option
-run on `sm90_wide` beside one on `sm90`. Needs only a GPU and attn-bench built with CUDA."""
+A problem's time over the time without the option must be at most the option's figure in OPTIONS. For two options it
+must be at most the product of their figures. The gradient of an option has a figure in GRADIENTS, for the time over
+that of the backward without this gradient. An option or gradient that reads or writes a tensor of all pairs of a query
+and a key may also take SLACK times as long as copying this tensor. The two calls run in turns as children of this
+program, so that the card's clock is nearly the same for both. Each time is the median of its turns. Only ratios can be
+compared with those of another day. The exit status is 1 if a figure is exceeded, or if an option changes the family of
+kernels. Only above head size 128 may a backward with an option run on `sm90_wide`, and without it on `sm90`. Needs only
+a GPU and attn-bench built with CUDA."""
 import argparse
 import itertools
 import json
@@ -20,9 +21,9 @@ import sys
 
 from rival import ROOT, attn_bench, has_gpu
 
-# name: (options of attn-bench; bytes read per pair of a query and a key; {operation: largest allowed time over the
-# plain time, for head sizes up to 64, 128 and 256}). The figures are 10 % above what an H100 took on 2026-11-27 (head
-# size 256 in a backward: an H200, 2026-11-28).
+# name: (options of attn-bench; bytes read per pair of a query and a key; {operation: figures}). A figure is the largest
+# allowed time over the time without the option, for head sizes up to 64, 128 and 256. The figures are 10 % above what
+# an H100 took on 2026-11-27. Those of head size 256 in a backward are 10 % above what an H200 took on 2026-11-28.
 FORWARD, BACKWARD = 'forward', 'backward'
 OPTIONS = {
     'causal': ('--causal', 0, {FORWARD: (0.62, 0.62, 0.62), BACKWARD: (0.66, 0.63, 0.63)}),
@@ -38,16 +39,16 @@ OPTIONS = {
     'bias of each head': ('--bias --bias-dtype bfloat16 --each-head', 2, {FORWARD: (2.4, 2.0, 2.0), BACKWARD: (3.25, 2.4, 1.95)}),
     'keep_mask of each head': ('--keep-mask 0.5 --each-head', 1, {FORWARD: (3.7, 2.75, 2.7), BACKWARD: (2.85, 2.2, 2.05)}),
 }
-# Gradients of options, in a backward: (options; the same options without the gradient, beside which it is timed; bytes
-# written per pair; largest allowed time over the time beside it, for head sizes up to 64, 128 and 256). The figures are
-# 10 % above what an H200 took on 2026-11-27.
+# Gradients of options in a backward. name: (options of attn-bench; the same options without the gradient; bytes written
+# per pair of a query and a key; figures). A figure is the largest allowed time over the time without the gradient, for
+# head sizes up to 64, 128 and 256. The figures are 10 % above what an H200 took on 2026-11-27.
 GRADIENTS = {
     'dbias': ('--bias --grads dbias', '--bias', 0, (3.35, 3.35, 2.75)),
     'dbias of each head': ('--bias --bias-dtype bfloat16 --each-head --grads dbias', '--bias --bias-dtype bfloat16 --each-head', 8, (None, 3.2, None)),
     'dalibi_slopes': ('--alibi --grads dalibi_slopes', '--alibi', 0, (2.95, 2.9, 1.25)),
     'dsinks': ('--sinks --grads dsinks', '--sinks', 0, (1.1, 1.1, 1.1)),
 }
-# Pairs of options that attn-bench or a problem cannot combine.
+# Pairs of options that attn-bench or a problem cannot have together.
 NOT_TOGETHER = [{'causal', 'documents'}, {'window', 'documents'}, {'causal', 'window'}]
 READ_BYTES_PER_MS = 3.0e9  # bytes per ms that an H100 copies; half of them are read and half are written
 SLACK = 1.15

@@ -6,9 +6,9 @@ Triton. Allocates memory with cudaMalloc, because a handle stands for a whole al
 tensors into one). Registers the memory, sends forwards that read q, k and v there and write out there, and checks:
 
  - numbers: out agrees with PyTorch's scaled_dot_product_attention in float32, for aligned tensors and for unaligned
- ones (which other kernels compute);
- - refusals: a forged handle, a size beyond the allocation, and, with a second GPU, a handle of another device are
- refused, and the server goes on;
+   tensors (which other kernels compute);
+ - refusals: the server refuses a forged handle, a size beyond the allocation, and, with a second GPU, a handle of
+   another device, and then still serves;
  - lifetime: after a region was unregistered, requests cannot use it, and its memory can be registered again.
 
 Then the script measures over one connection: the time of a request (p50, p99), the kernel's time as the server reports

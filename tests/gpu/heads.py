@@ -1,11 +1,12 @@
 """One problem over several GPUs, by groups of heads or by queries: heads.py BUILD [--devices 0 0,1 0,1,2,3] [--sq 32768] ...
 
-Starts one attnd after the other, each with one list of devices, and sends each the same forward and backward with
-tensors in system shared memory. The backward computes the forward too. Prints the time of the kernels (of the slowest
-device) and the time of the request, both the median of --reps, and how many times faster each is than with the first
-list of devices. The exit status is 1 unless all answers have equal bits. With fewer key/value heads (--hk) than devices
-the problem is cut by queries. dk and dv are then sums of parts: they must have equal bits in all repetitions, and be
-near those of the first list of devices. BUILD holds attnd, and libraries in BUILD/lib. Needs python3 with NumPy.
+Starts attnd once for each list of devices, and sends it the same forward and backward with tensors in system shared
+memory. The backward computes the forward too. Prints the time of the kernels (on the slowest device) and the time of
+the request. Both are medians of --reps requests. Also prints how many times faster they are than with the first list of
+devices. The exit status is 1 unless all answers have equal bits. If there are fewer key/value heads (--hk) than
+devices, the problem is cut by queries. dk and dv are then sums over the parts. They must have equal bits in all
+repetitions, and be near those of the first list of devices. BUILD holds attnd, and libraries in BUILD/lib. Needs
+python3 with NumPy.
 
 Without a GPU the script can be tried on a fake backend:
 ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=4 python3 tests/gpu/heads.py build --sq 1024
@@ -29,7 +30,7 @@ RESULTS = {'forward': ('out', 'lse'), 'backward': ('dq', 'dk', 'dv')}
 
 
 SUMS = ('dk', 'dv')  # results that are sums of parts if a problem is cut by queries
-FAR = 0.02  # largest difference of a sum of parts, in bfloat16, relative to the largest number
+FAR = 0.02  # largest allowed difference from the first list's sum, in bfloat16, relative to the largest number
 
 
 class Tensors:
@@ -145,8 +146,8 @@ def main():
                 added = SUMS if op == 'backward' and facts['backend'].endswith(' by queries') else ()
                 same = [n for n in RESULTS[op] if n not in added]
                 digest = tensors.digest(same)
-                # with one list of devices dk and dv may be sums of parts, and with another not, so each result has its
-                # own digest
+                # dk and dv may be sums of parts with one list of devices and not with another. The set of results to
+                # compare therefore varies, so each result has its own digest.
                 equal &= len(seen) == 1 and all(digests.setdefault(n, tensors.digest([n])) == tensors.digest([n]) for n in same)
                 for n in SUMS if op == 'backward' else ():
                     far = distance(tensors.numbers(n), sums.setdefault(n, tensors.numbers(n)))

@@ -135,7 +135,7 @@ static void timeline(void)
     struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
     double total = 0;
     for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
-    /* The shortest of five times of each stage goes to `alone`. */
+    /* One request runs alone five times. `alone` becomes the shortest of the five times of each stage. */
     for (int round = 0; round < 5; round++) {
         put(&requests[0]);
         collect(&requests[0], requests[0].stream, &t[0]);
@@ -266,7 +266,7 @@ static void calls(void)
         must(attn_device_alloc(gpu, bytes ? bytes : 1, &workspace, &err), &err);
         for (int round = 0; round < CALL_ROUNDS; round++) {
             us[round] = one_call(c, stream, &plan, workspace, host, device);
-            /* Waiting keeps the stream's queue from filling up. */
+            /* Waits now and then, because otherwise the stream's queue would fill up. */
             if (round % 20 == 19) must(attn_stream_wait(stream, &err), &err);
         }
         qsort(us, CALL_ROUNDS, sizeof us[0], by_value);

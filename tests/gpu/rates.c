@@ -23,15 +23,15 @@ struct rate_case {
     int64_t H, S, D;
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    /* with PADDED: the bias of hidden pairs. The first half of the queries and the first half of the keys are padding,
-     * whose pairs are hidden. Keys after the query are hidden too. */
+    /* the bias of hidden pairs of a query and a key, in a case with PADDED. The first half of the queries and the first
+     * half of the keys are padding, whose pairs are hidden. Keys after the query are hidden too. */
     float hidden;
     bool alibi, sinks;
     double dropout;
     const char *wanted; /* gradients to compute; "" means dq, dk and dv */
 };
 
-/* The rows of the table leave out members that they do not need. */
+/* The compiler would warn of members that a row of the table does not set; they are 0. */
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 #define F ATTN_OP_FORWARD

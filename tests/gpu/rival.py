@@ -16,22 +16,23 @@ Kinds of cells:
   chunk                            a chunk of a prompt, or speculation: few queries at the end of many keys
   waves                            batches of short sequences, with 9 sequences and more
 
-A program is a command that times one cell and prints, last, a line of JSON with the milliseconds of a call as "ms". In
-its words {op}, {B}, {H}, {Hk}, {Sq}, {Sk}, {D}, {Dv} and {page} are the cell's ({page} is the number of keys per page,
-or 0), {dtype} is bf16 or e4m3, {causal} is --causal or nothing, and {reps} is --reps of this program. A causal mask is
-aligned to the last query and the last key. A program without {reps} is refused: a card that is busy for a second per
-turn runs 10 % slower than one that is busy for 20 milliseconds. Without PyTorch, programs are the only rivals.
+A cell is a shape. A program (--program) is a command that times one cell. The last line that it prints must be JSON
+with the milliseconds of a call as "ms". These words in the command are replaced: {op}, {B}, {H}, {Hk}, {Sq}, {Sk}, {D},
+{Dv} and {page} (number of keys per page, or 0) by those of the cell, {dtype} by bf16 or e4m3, {causal} by --causal or
+nothing, and {reps} by --reps of this program. A causal mask is aligned to the last query and the last key. A program
+without {reps} is refused, because a card that is busy for a second per turn runs 10 % slower than one that is busy for
+20 milliseconds. Without PyTorch, programs are the only rivals.
 
-A cell is a shape. For each cell, attn-bench (as a child of this program) and each rival run --turns times. The order is
-random each time and there is a pause before each run: the card's clock falls under load, so a program that always ran
-last would be slower. A figure is the median of its turns. Both sides time the same way: runs of as many calls as fill
-two milliseconds, between two events of the device, and the median over the runs. Inputs are N(0, 1) in bfloat16 (cells
-float8: in float8_e4m3fn, with only out as answer). attn-bench's tensors are [B, S, H, D], PyTorch's are contiguous
-[B, H, S, D]. Where reading K and V dominates (decode), calls use several copies of K and V in turn.
-A rival that refuses a shape shows as '-'.
+For each cell, attn-bench (as a child of this program) and each rival run --turns times. The card's clock falls under
+load, so a program that always ran last would be slower. The order is therefore random each time, and there is a pause
+before each run. A figure is the median of its turns. Both sides time the same way: a run has as many calls as fill two
+milliseconds, between two events of the device, and the time is the median over the runs. Inputs are N(0, 1) in bfloat16
+(in cells of the kind float8: in float8_e4m3fn, with only out as answer). attn-bench's tensors are [B, S, H, D],
+PyTorch's are contiguous [B, H, S, D]. Where reading K and V takes most of the time (decode), calls use several copies
+of K and V in turn. A rival that refuses a shape shows as '-'.
 
-The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over attnd's: above 1, attnd is
-faster. The exit status is 1 if attnd is slower in some cell."""
+The table shows TFLOP/s (for decode: GB/s of K and V). The last column is the fastest rival's time over attnd's; above
+1, attnd is faster. The exit status is 1 if attnd is slower in some cell."""
 import argparse
 import itertools
 import json
@@ -140,7 +141,7 @@ def timed(call, reps):
 
 
 def theirs(a, c, backend):
-    """Returns the milliseconds of PyTorch's scaled_dot_product_attention with this backend, or None if the backend
+    """Returns the milliseconds of PyTorch's scaled_dot_product_attention with this backend. Returns None if the backend
     refuses, has no pages, or aligns a causal mask to the first query and the first key. A backward is timed without its
     forward: flash's is called directly, cuDNN's through autograd."""
     if c['dtype'] != 'bf16' or c['page'] or (c['causal'] and c['Sq'] != c['Sk']):

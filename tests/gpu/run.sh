@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: tests/gpu/run.sh [BUILD]      (make gpu; BUILD defaults to build)
 #
-#   1. the building blocks of the kernels, each by itself: TMA, products, barriers, conversions (blocks.cu; on Hopper);
-#      and test_verify_lse: rows of scores in double, against the host's
+#   1. on Hopper, the building blocks of the kernels, each by itself: TMA, products, barriers, conversions (blocks.cu);
+#      and test_verify_lse, which compares rows of scores that the GPU computes in double with those of the host
 #   2. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference; equal bits
 #      for a problem alone and among others; rules for NaN
 #   3. attnd on the GPU: conformance over HTTP with three random seeds
@@ -14,8 +14,8 @@
 #   8. with two GPUs or more: all of them behind one attnd (two.sh)
 #
 # BUILD holds attnd, tests/unit/kernels/test_backends and test_verify_lse, tests/gpu/blocks and tests/gpu/overlap, built
-# with CUDA. The script builds nothing, so that a build can be carried to a machine that has a GPU and little else; it
-# sets LD_LIBRARY_PATH=BUILD/lib for libraries. Needs python3 with NumPy.
+# with CUDA. The script builds nothing, so that a build can be carried to a machine that has a GPU and little else. It
+# finds libraries in BUILD/lib (LD_LIBRARY_PATH). Needs python3 with NumPy.
 # The last line counts passed and failed checks. Without a GPU the script runs nothing and says so.
 # The whole output of a failed check is kept in the folder ATTN_GPU_LOGS (default /tmp).
 set -u

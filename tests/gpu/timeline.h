@@ -25,10 +25,10 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* Returns the largest fraction of a copy's time that overlapped a kernel or an opposite copy of another request.
- * `stage` is the copies' direction, STAGE_IN or STAGE_OUT. The copy's time in this run counts, because other programs
- * may have slowed down a run alone. Opposite copies count, because a copy that takes longer than the kernels leaves no
- * kernel to run beside it. */
+/* Returns the largest fraction of a copy's time that overlapped a kernel of another request, or a copy of another
+ * request in the opposite direction. `stage` is the direction of the copies, STAGE_IN or STAGE_OUT. The fraction is of
+ * the copy's time in this run, because other programs may have slowed down the run of the request alone. Opposite
+ * copies count, because no kernel is left to run beside a copy if copies take longer than kernels. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -36,7 +36,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     for (int i = 0; i < count; i++) {
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
-        /* Adds up the time during which another request's kernel or opposite copy runs. */
+        /* Adds up the time during which a kernel of another request runs, or another request's copy in the opposite
+         * direction. */
         while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)
@@ -55,8 +56,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Keeps the shorter of two times for each stage of a request. The request runs several times, and other programs may
- * have slowed down some of the runs. */
+/* Replaces each stage's time in `least` by the time in `round` if that is shorter. The request runs several times,
+ * because other programs may slow down some of the runs. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

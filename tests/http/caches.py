@@ -69,8 +69,8 @@ class Gone(Exception):
 
 
 class Cache:
-    """A cache on a server, and its model. `used` is the earliest and the latest time at which the server may have noted
-    the cache's last use."""
+    """A cache on a server, and its model. The server notes when a cache was last used. `used` has the earliest and the
+    latest time that the server may have noted."""
 
     def __init__(self, server, kv_heads=2, head_dim=8, head_dim_v=None, dtype='float32', page_size=64, headers=(), **more):
         self.server, self.headers, self.dtype = server, dict(headers), dtype
@@ -167,7 +167,7 @@ def decode(caches, q, new=None, headers=None, keep=None, **options):
     sent = time.monotonic()
     answer = server.post(DECODE, body, caches[0].headers if headers is None else headers)
     missing = int(answer.json()['pointer'].split('/')[2]) if answer.status == 404 else -1
-    # the server has found these caches before it found that one is missing, and counts that as a use
+    # the server has found these caches before it noticed that another is missing, so it has noted a use of them
     for i, cache in enumerate(caches):
         cache.answered(answer.status if missing in (-1, i) else 400, sent)
     if answer.status == 200 and new:

@@ -1,5 +1,5 @@
-"""A check for schemathesis (SCHEMATHESIS_HOOKS, see test_operations.py): a problem document must have the status of its
-answer, and a code that the operation lists for that status (x-codes)."""
+"""A check for schemathesis (SCHEMATHESIS_HOOKS, see test_operations.py). A problem document (the JSON of an error) must
+have the status of its answer, and a code that the operation lists for that status (x-codes)."""
 import schemathesis
 
 

@@ -59,7 +59,8 @@ static int find(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
-static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY, in memory that the test's process shares */
+static _Atomic int32_t *countdown; /* the counter of allocations for SHIM_NO_MEMORY; the process of the test shares its
+                                    * memory */
 
 __attribute__((constructor)) static void start(void)
 {

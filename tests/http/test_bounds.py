@@ -1,6 +1,6 @@
-"""No request of one client may freeze a thread. Beside each attack, a probe on /livez must not wait more than 100 ms
-(service.Probe), and the server must end when it is told to. The attacks are bounded in count and in time, and each test
-has a server of its own."""
+"""No request of one client may freeze a thread of the server. During each attack, a probe on /livez must not wait more
+than 100 ms (service.Probe). The server must end when it is told to. The attacks are bounded in count and in time, and
+each test has a server of its own."""
 import json
 import re
 import struct
@@ -88,8 +88,8 @@ def test_a_million_batch_rows_of_nothing_take_no_workspace(serve):
 
 
 def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_place(serve):
-    """Another thread needs 40 ms to decode 1024 problems. Afterwards the server notices which clients have left or are
-    past their deadline."""
+    """The body has 1024 problems, which another thread than the HTTP thread decodes in 40 ms. The server must then
+    notice which clients have left, and whose deadline has passed."""
     server = serve('--queue-depth', 8)
     body = json.dumps({'requests': [wire.small_body()] * 1024}).encode()
     answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '1'})
@@ -116,8 +116,8 @@ def thin(S, **options):
 
 
 def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
-    """Seven clients each send work of a minute or more and wait one second for it. An eighth client sends small work to
-    the same device, and must be served."""
+    """Seven clients each send work of a minute or more, and wait one second for the answer. An eighth client sends a
+    small request to the same device, and must be served."""
     server = serve('--max-seconds', 86400)
     big = thin(10**6)
     answers = []
@@ -142,8 +142,8 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
 
 
 def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
-    """When no client waits for a request any more, the server gives it up between two tiles, and the device is then
-    free."""
+    """When no client waits for a request any more, the server stops computing it between two tiles, and the device is
+    then free."""
     server = serve('--max-batch', 1, '--cpu-threads', 2)
     body = thin(200000, softcap=30.0)  # this work takes at least 2 s, and typically 12 s
 
@@ -165,8 +165,8 @@ def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
 
 
 def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
-    """The batching window is the time in which a batch waits for more requests. It must end when the batch is full. A
-    gate (a file) holds the device, so nine requests leave together."""
+    """A batch waits for more requests for a time, the batching window. The wait must end when the batch is full. A gate
+    (a file) holds the device, so all nine requests are in one batch."""
     server = fake(f'hold={gate.path}', '--max-batch', 9, '--batch-window-us', 1000000)
 
     def running():
@@ -296,12 +296,13 @@ def test_answers_of_16_million_numbers_hold_no_thread_while_their_length_is_meas
 
 
 def ends_what_is_finished(server, body):
-    """Sends a body with a deadline that passes while a free thread verifies rows or measures the text of numbers, after
-    the computation. Measures processor time, so that other load of the machine does not matter."""
+    """Sends a body whose deadline passes after the computation, while another thread verifies rows or measures the
+    length of the answer's numbers as text. Measures processor time, because other load of the machine does not change
+    it."""
     def finishing():
         return server.metric('attnd_inflight_requests', state='finishing') == 1
-    # measures the time from sending until the computation has ended; the first request also waits until memory is
-    # allocated, so the second request's time counts
+    # Measures the time from sending until the computation has ended. The first request takes longer, because memory is
+    # allocated for it, so the second request's time counts.
     for _ in range(2):
         start = time.monotonic()
         left = leave_behind(server, body, 1)[0]

@@ -1,6 +1,6 @@
-"""Caches: keys and values that stay on the server. Every answer is compared with a model in NumPy (caches.py), on the
-CPU and on a device with memory of its own (attnd-fake). Other tests cover who may use a cache, what a failed step
-leaves behind, a full pool of pages, concurrent requests, and restarts."""
+"""Caches are keys and values that stay on the server. Every answer is compared with a model in NumPy (caches.py), on
+the CPU and on a device with memory of its own (attnd-fake). Other tests in this file cover who may use a cache, what a
+failed step leaves behind, a full pool of pages, concurrent requests, and restarts."""
 import concurrent.futures
 import json
 import os
@@ -26,8 +26,8 @@ READS_STAGING = {'ATTN_FAKE_READS_STAGING': '1'}
 
 @pytest.fixture(params=['cpu', 'fake', 'moves'])
 def anywhere(request, serve):
-    """Runs a test on three kinds of server: a device that computes in staging memory (the memory of request bodies), a
-    device that copies, and a device whose kernels copy small tensors."""
+    """Runs a test on three kinds of devices: one that computes in staging memory (the memory of request bodies), one
+    that copies tensors to its own memory, and one whose kernels copy small tensors."""
     def start(*options, **more):
         if request.param != 'cpu':
             env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': '', **(READS_STAGING if request.param == 'moves' else {})}
@@ -45,7 +45,7 @@ def rng():
 
 
 @pytest.mark.limit(120)
-# these three seeds choose the three dtypes; a hundred operations contain every kind of operation
+# These three seeds choose the three dtypes of caches. A walk of a hundred operations contains every kind of operation.
 @pytest.mark.parametrize('seed', [20261103, 20261104, 20261105])
 def test_a_random_walk_is_what_its_model_is(anywhere, seed):
     done = walk(anywhere('--kv-bytes', '8M'), 200 if service.SLOWER == 1 else 100, seed)
@@ -54,7 +54,8 @@ def test_a_random_walk_is_what_its_model_is(anywhere, seed):
 
 @pytest.mark.limit(240)
 def test_a_long_random_walk_is_what_its_model_is(anywhere, request):
-    """Each kind of device has one dtype. The test takes 15 s per device on two cores."""
+    """The seed chooses the dtype, so each kind of device is tested with another dtype. The test takes 15 s per device
+    on two cores."""
     seed = ['cpu', 'fake', 'moves'].index(request.node.callspec.params['anywhere'])
     done = walk(anywhere('--kv-bytes', '8M'), 10000 if service.SLOWER == 1 else 300, seed)
     assert done['expired'], done
@@ -354,7 +355,8 @@ def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
 
 
 def test_an_append_speaks_of_the_cache_that_its_path_names(server, rng):
-    """The body of an append has no member `caches`, so the error names the cache in the path instead of a member."""
+    """The body of an append has no member `caches`. The error therefore names the cache in the path instead of a member
+    of the body."""
     cache = Cache(server)
     assert server.ask('DELETE', cache.path()).status == 204
     answer = cache.append(rng, 1)
@@ -443,8 +445,8 @@ def test_an_id_of_before_a_restart_is_known_as_such(serve, rng):
 
 @pytest.mark.limit(90)
 def test_a_server_that_is_killed_in_the_middle_never_shows_stale_bytes(serve, rng):
-    """After a kill, the supervisor starts a new server process. It does not know the caches of the old process, and
-    hands out cleared pages."""
+    """After the server process was killed, the supervisor starts a new one. The new process has none of the old
+    process's caches, and must hand out cleared pages."""
     server = serve('--supervise', '--kv-bytes', '1M')
     cache = Cache(server)
     cache.append(rng, 500)
@@ -470,7 +472,7 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
     a, b = Cache(server), Cache(server)
     assert a.append(rng, 20 * 64).status == 200
     assert b.append(rng, 10 * 64).status == 200
-    # each cache needs two more pages, but only two are free in all
+    # Each cache needs two more pages, but in all only two pages are free.
     answer, _ = decode([a, b], rng.standard_normal((2, 1, 4, 8)), [c.new(rng, 100) for c in (a, b)])
     assert answer.status == 507 and answer.json()['code'] == 'storage-full', answer
     assert '--kv-bytes' in answer.json()['detail']
@@ -562,8 +564,8 @@ def test_clients_that_append_to_one_cache_come_one_after_the_other(anywhere, rng
         t.join()
     assert not wrong, wrong[0]
     assert cache.info()['length'] == 8 * 15 * 2
-    # The positions of both appends must be in the cache, each append once and in one piece. Queries with a window of
-    # one key read the values back one by one.
+    # After two appends at the same time, the cache must have the positions of both, each append once and in one piece.
+    # Queries with a window of one key read the values back one by one.
     q = np.zeros((1, 240, 4, 8))
     told = server.post(DECODE, {'q': wire.tensor(q), 'caches': [cache.id], 'causal': True, 'window': [0, 0]}).json()
     values = wire.value(told['out'])[0, :, 0, 0]
@@ -591,9 +593,11 @@ def all_at_once(calls):
 
 @pytest.mark.parametrize('float8', [False, True])
 def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
-    """On a device whose kernels read staging memory (the memory of request bodies), steps are merged into one problem
-    without a copy. Each step must have the same bits as alone, whatever else the batch contains."""
-    # these caches are filled by appends, which the server does not merge, so this many copies are made
+    """On a device whose kernels read staging memory (the memory of request bodies), steps (decodes) of different
+    clients are merged into one problem without a copy. Each step must have the same bits as alone, whatever else the
+    batch contains."""
+    # The caches are first filled by appends. The server does not merge appends, so the device makes this many copies
+    # for them.
     lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6
     os.unlink(gate)
     script = f'hold={gate},copy.err=700@{copies + 1}+'
@@ -625,8 +629,8 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
         with concurrent.futures.ThreadPoolExecutor(10 + GUESTS) as pool:
             try:
                 held = []
-                # Each request is one batch. When all streams have a batch, also those of guests (short requests beside
-                # others), later requests have to wait.
+                # Each request is one batch. A device also has streams for guests: clients that have no other batch on
+                # the device. Later requests have to wait only when these streams have a batch too.
                 for n in range(len(before)):
                     held.append(pool.submit(step, before[n], n % 6, turn))
                     assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n + 1)
@@ -653,7 +657,7 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
     assert cache.info()['length'] == 1
     waiting = []
     thread = threading.Thread(target=lambda: waiting.append(decode([cache], np.ones((1, 1, 4, 8)))))
-    thread.start()  # waits until the device has finished the step before
+    thread.start()  # waits until the device has finished the previous decode
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
     os.unlink(gate)
     thread.join()
@@ -662,8 +666,8 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
 
 
 def test_many_steps_that_wait_for_one_cache_hold_nobody_else_up(serve, rng, gate):
-    """600 appends to one cache run one after the other, and the first takes long. Requests of other clients use other
-    caches, and streams are free for them, so they must not wait for the appends."""
+    """600 appends to one cache run one after the other, and the first one takes long. Requests of other clients must
+    not wait for the appends, because they use other caches and the device has free streams."""
     server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 600000, '--max-receiving', 1000, '--http-threads', 2, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1'})
     busy, other = Cache(server), Cache(server)

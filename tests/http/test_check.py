@@ -85,7 +85,8 @@ def test_two_mistakes_at_once_are_both_named(server, problem):
 
 
 def test_of_three_mistakes_one_is_named_as_a_part(server, problem):
-    """No two mistakes explain these results, and the missing causal mask removes most of the error of out."""
+    """No two mistakes explain these results completely. The mistake "causal mask is missing" explains most of the error
+    of out, so the answer names it as a part of the error."""
     members, x, _, _ = problem
     out, lse, *_ = ref.forward(x['q'], x['k'], x['v'], scale=0.2)
     out[:, :, 2] *= 1.2

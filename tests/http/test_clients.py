@@ -27,9 +27,9 @@ def leave(s, how):
 
 @pytest.mark.parametrize('count', [127, 128, 129, 256])
 def test_requests_that_arrive_in_one_moment_are_all_answered(serve, count):
-    """While the server is stopped (SIGSTOP), so many requests arrive that one HTTP thread finds them all at once.
-    libmicrohttpd takes 128 events at a time from the kernel. In an earlier version it waited for more events when it
-    got exactly 128."""
+    """While the server is stopped (SIGSTOP), many requests arrive. When it goes on, one HTTP thread finds them all at
+    once. libmicrohttpd takes 128 events at a time from the kernel. In an earlier version it waited for more events
+    after it had got exactly 128."""
     server = serve('--http-threads', '1')
     get = b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n'
     crowd = [socket.create_connection(server.address, 10 * service.SLOWER) for _ in range(count)]

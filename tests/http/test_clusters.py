@@ -1,6 +1,6 @@
-"""deploy/examples/shards.py and its clients on Dask and Ray: one sequence whose keys are spread over servers. A server
-and a worker are killed while they have a request, and the result must still be that of one server. The commands are
-those of the examples' README. A client is skipped if Dask or Ray is not installed."""
+"""Tests deploy/examples/shards.py and its clients on Dask and Ray, which spread the keys of one sequence over servers.
+A server and a worker are killed while they have a request, and the result must still be the same as from one server.
+The commands are those of the examples' README. A client is skipped if Dask or Ray is not installed."""
 import contextlib
 import functools
 import glob
@@ -23,7 +23,7 @@ import pytest
 import service
 
 FOLDER = os.path.join(service.HERE, '../deploy/examples')
-# What the clients print, as regular expressions. Ray may print lines of its own between them.
+# The lines that the clients print, as regular expressions. Ray may print lines of its own between these lines.
 SAYS = (r'servers: 3; parts: 3; the largest error is (\d\.\de-\d+)', r'refused: k: shape\[2\] is 3, must divide the 4 heads of q')
 
 
@@ -99,7 +99,7 @@ def test_parts_of_float16_are_rounded_nowhere_before_the_end(server, shards):
 
 
 def test_parts_under_a_causal_mask_have_equal_work(shards):
-    """The work of a part is the number of pairs in it: a query and a key that the query sees."""
+    """The work of a part is the number of its pairs. A pair is a query and a key that the query sees."""
     for Sq, Sk in ((3000, 3000), (1000, 3000)):
         t = draw(Sq, Sk, H=1, Hk=1, D=1, Dv=1)
         works = []
@@ -119,8 +119,8 @@ def test_an_option_that_depends_on_positions_is_refused(shards):
 
 
 def test_the_bytes_that_a_server_moves_are_those_of_the_readme(serve, shards):
-    """The bytes are those that each of three servers counts. Beside the tensors they include headers, and the answers
-    of /readyz."""
+    """The bytes are those that each of three servers counts. They include the tensors, the headers, and the answers of
+    /readyz."""
     servers = [serve() for _ in range(3)]
     Sq, Sk, H, Hk, D = 120, 3000, 4, 2, 16
     t = draw(Sq, Sk, H, Hk, D, D)
@@ -138,8 +138,9 @@ def test_the_bytes_that_a_server_moves_are_those_of_the_readme(serve, shards):
 
 
 def process_of(client, server):
-    """Returns the process that has the client's end of the open TCP connection between two addresses. Connections that
-    are closed, but still in the system's table (TIME_WAIT), may have had the same client's address."""
+    """Returns the process that has the client's end of the open TCP connection between two addresses. Only open
+    connections are searched: a closed one that is still in the system's table (TIME_WAIT) may have the same client
+    address."""
     wanted = [f'{int.from_bytes(bytes(map(int, host.split("."))), sys.byteorder):08X}:{port:04X}' for host, port in (client, server)]
     with open('/proc/net/tcp') as f:
         inode = next(words[9] for words in map(str.split, f) if words[1:4] == [*wanted, '01'])
@@ -151,11 +152,11 @@ def process_of(client, server):
 
 
 class Front(http.server.ThreadingHTTPServer):
-    """A proxy that passes requests on to one server, and causes faults. `plan` says by number what happens to a POST
-    that has arrived. 'server' and 'worker' kill the server, or the process that sent the request. 'half' passes on half
-    of the answer. 'full' and 'proxy' are answered here, as by a server whose queue is full, and as by a proxy that
-    finds no server. `done` has what happened. After its server was killed, a front closes every connection without an
-    answer."""
+    """A proxy that passes requests on to one server, and causes faults. `plan` maps the number of a POST that has
+    arrived to a fault. 'server' kills the server, and 'worker' kills the process that sent the request. 'half' passes
+    on half of the answer. For 'full' the proxy answers like a server whose queue is full, and for 'proxy' like a proxy
+    that finds no server. `done` lists what happened. After its server was killed, a front closes every connection
+    without an answer."""
     daemon_threads = True
 
     def __init__(self, server, plan):
@@ -252,8 +253,8 @@ def test_a_full_server_is_tried_again_and_a_wrong_request_is_not(fronts, shards)
     wrong = r'^v: shape\[1\] is 8, must be 9, the keys of k$'
     with pytest.raises(shards.Refused, match=wrong):
         shards.post([front.url], 0, 'forward', {**inputs, 'v': t['v'][:, :8]})
-    # cut() refuses a v that is longer or shorter than k: otherwise the server would refuse a part, or a longer v would
-    # be cut without an error
+    # cut() refuses a v that is longer or shorter than k. Without this check the server would refuse a part that lacks
+    # rows of v, and a longer v would be cut without an error.
     with pytest.raises(ValueError, match=wrong):
         shards.cut(t['q'], t['k'], t['v'][:, :8], 3)
 
@@ -275,8 +276,8 @@ def surroundings():
 @pytest.mark.parametrize('calls', ((1, 2), (2, 1)))
 @pytest.mark.parametrize('engine', ('dask', 'ray'))
 def test_a_server_and_a_worker_are_killed_and_the_result_is_right(fronts, clone, engine, calls):
-    """The server is killed with its first or its second request (a forward or a backward). The worker is killed with
-    the second or the first request to another server."""
+    """The second server is killed at its request number calls[0] (a forward or a backward). The worker that sends
+    request number calls[1] to the third server is killed too."""
     if not os.path.isdir(os.path.join(service.FETCHED, {'dask': 'distributed', 'ray': 'ray'}[engine])):
         pytest.skip(f'{engine} is not here (tests/setup.sh test fetches it from PyPI)')
     name = f'{engine}_client.py'

@@ -201,8 +201,8 @@ def test_a_bomb_is_refused_after_64_mib(serve):
 
 
 def test_memory_is_leased_for_what_was_unpacked(serve):
-    """The server must lease memory for bytes that it has unpacked, not for the announced length of the body, nor for
-    the sizes in the file's header."""
+    """The server must lease memory for the bytes that it has unpacked. It must not lease the announced length of the
+    body, nor the sizes in the file's header."""
     server = serve('--staging-bytes', '512M', '--max-body-bytes', '256M')
     packed = gzip.compress(zeros(100), 9)
     half = len(packed) // 2
@@ -219,9 +219,9 @@ def test_memory_is_leased_for_what_was_unpacked(serve):
 
 
 def test_one_thread_serves_others_while_it_unpacks(serve):
-    """One packet may unpack to a thousand times its size, so the HTTP thread must unpack a bounded piece and then serve
-    other connections. In an earlier version at most two answers on another connection came before this request's
-    answer, whatever its size."""
+    """One packet may unpack to a thousand times its size. The HTTP thread must therefore unpack a limited part at a
+    time, and serve other connections in between. In an earlier version another connection got at most two answers
+    before the answer to this request."""
     server = serve('--http-threads', 1, '--max-body-bytes', '256M', '--staging-bytes', '2G')
     packed = bytearray(gzip.compress(zeros(30), 9))
     packed[-1] ^= 1  # makes the checksum wrong, so that the body is unpacked, but nothing is computed
@@ -252,8 +252,8 @@ def test_turns_over_tls(serve, tmp_path):
 
 @pytest.mark.parametrize('end', ['hang-up', 'stop'])
 def test_an_end_between_two_turns(serve, end):
-    """The client leaves, or the server is stopped without a drain, while the body is being unpacked. The server must
-    give the memory back and end with status 0."""
+    """While the body is being unpacked, the client leaves, or the server is stopped without a drain. The server must
+    give the memory back, and end with status 0."""
     server = serve('--http-threads', 2, '--max-body-bytes', '256M', '--staging-bytes', '2G', '--drain-ms', 1)
     packed = gzip.compress(zeros(60), 9)
     request = service.request_bytes(FORWARD, packed, headers=[f'{n}: {v}' for n, v in PACKED.items()])

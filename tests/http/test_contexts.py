@@ -117,9 +117,9 @@ def test_one_token_cannot_save_so_much_that_others_can_save_nothing(serve, token
 
 
 def test_a_tiny_context_is_charged_for_the_large_job_that_it_keeps(serve):
-    """Contexts (saved forwards) may hold a quarter of the memory, here 8 MiB. A job (the memory of one request) of 5
-    MiB stays as long as one of its contexts does. Even a tiny context therefore counts as the whole job, and two
-    such jobs do not fit."""
+    """Contexts (saved forwards) may hold a quarter of the memory, here 8 MiB. A job (the memory of one request) stays
+    as long as one of its contexts. A tiny context therefore counts as its whole job, here 5 MiB, and two such jobs do
+    not fit."""
     server = serve('--staging-bytes', '32M')
     with service.Probe(server) as probe:
         mixed = {'requests': [filler(5)] + [wire.small_body(save=True)] * 255}
@@ -192,7 +192,7 @@ def fake(serve, script):
 
 def test_what_is_saved_may_have_no_bytes(serve):
     """The body is sent in pieces, so that the server leases no memory before bytes have come. The device has its own
-    memory, and the saved tensors are empty, so there are no bytes to copy to it."""
+    memory. The saved tensors are empty, so no bytes are copied to the device."""
     server = fake(serve, '')
     head = json.dumps({'__metadata__': {'save': 'true'}, **{n: {'dtype': 'F16', 'shape': [1, 0, 2, 8], 'data_offsets': [0, 0]} for n in 'qkv'}}).encode()
     body = struct.pack('<Q', len(head)) + head
@@ -227,7 +227,7 @@ def test_a_use_whose_deadline_passes_gives_the_context_back(serve, gate):
     context = saved(server)
     late = server.post(BACKWARD, {'context': context, 'dout': DOUT, 'timeout_ms': int(1000 * service.SLOWER)})
     assert late.status == 504, late
-    # the first backward still runs, and reads the context's tensors, so they must not be freed yet
+    # The first backward still runs and reads the tensors of the context (saved forward). They must not be freed yet.
     assert use(server, context).status == 200
     os.unlink(gate)
     assert eventually(lambda: nothing_is_kept(server)), server.metrics()

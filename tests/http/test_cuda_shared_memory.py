@@ -244,8 +244,8 @@ def test_what_cannot_be_done_with_a_devices_memory(fake, shm):
 
 
 def test_unaligned_memory_gives_the_same_numbers(fake, shm):
-    """Tensors whose addresses are aligned to their elements only: kernels that need more alignment leave such problems
-    to other kernels."""
+    """The tensors' addresses are aligned only to the size of an element. Kernels that need more alignment leave such
+    problems to other kernels."""
     server = fake('', *ALLOW)
     arrays, data = problem(S=40)
     size = arrays['q'].nbytes
@@ -382,8 +382,8 @@ def test_a_step_takes_new_keys_and_values_from_a_devices_memory(fake, shm, in_pl
 
 
 class Growing:
-    """A cache that grows by one position per step. All tensors are in device memory, so the HTTP thread that receives a
-    step launches it itself if the device is idle."""
+    """A cache that grows by one position per step (decode). All tensors are in device memory. If the device is idle,
+    the HTTP thread that receives a step therefore launches the step itself."""
 
     def __init__(self, server, shm):
         self.server, self.region = server, shm(4096)
@@ -423,8 +423,9 @@ def test_a_step_whose_device_is_lost_in_the_thread_that_received_it(fake, shm):
 
 @pytest.mark.parametrize('late', [False, True], ids=['in time', 'after its deadline'])
 def test_a_step_that_is_late_goes_on_as_a_batch(fake, gate, shm, late):
-    """A step (a decode) is late if it is not done when its HTTP thread stops waiting. It is answered when it has ended.
-    The cache has the new position only if a client still waited. The next step on the cache waits until then."""
+    """A step (a decode) is late if it is not done when its HTTP thread stops waiting for it. The answer is sent when
+    the step has ended. The cache gets the new position only if a client still waits. The next step on the cache waits
+    until the late step has ended."""
     server = fake(f'hold={gate.path}@1', *ALLOW, reads_staging=True)
     growing = Growing(server, shm)
     asking = AskingStep(growing, soon() if late else {})
@@ -475,8 +476,8 @@ def test_steps_of_threads_and_of_batches_on_one_cache_come_one_after_the_other(f
 
 @pytest.mark.parametrize('Sq, batches', [(1, 1), (64, 2)], ids=['short', 'long'])
 def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, Sq, batches):
-    """A client whose step is in a batch waits for the whole batch. Only short steps may therefore leave together, and
-    steps of more than PREPARE_ALONE_FLOPS operations leave alone."""
+    """A client whose step (decode) is in a batch waits for the whole batch. Only short steps may therefore share a
+    batch. A step of more than PREPARE_ALONE_FLOPS operations is a batch of its own."""
     server = fake(f'hold={gate.path}@1+', *ALLOW)
     rng = np.random.default_rng(5)
     q, keys = rng.standard_normal((1, Sq, 8, 64)).astype(np.float16), wire.tensor(rng.standard_normal((8192, 2, 64)), 'float16')
@@ -569,8 +570,8 @@ def test_a_deadline_and_a_hang_up_give_it_up_once(fake, gate, shm, first):
 
 @pytest.mark.parametrize('how', ['deadline', 'hang-up'])
 def test_no_answer_before_the_kernels_are_done_with_the_clients_memory(fake, gate, shm, how):
-    """A client may reuse its memory once it has an answer. The server therefore answers a request past its deadline
-    only when the kernels have ended."""
+    """A client may reuse its memory once it has an answer. If a request's deadline passes while its kernels run, the
+    server therefore answers only when the kernels have ended."""
     server = fake(f'hold={gate.path}@1', *ALLOW)
     arrays, data = problem()
     one = shm(0, data)
@@ -631,8 +632,9 @@ def test_a_device_that_is_lost_takes_its_regions_with_it(fake, shm, devices):
 
 
 def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fake, gate, shm, tmp_path):
-    """All requests have one token. Requests of several clients could get more batches on the device than it has streams
-    (guests, server/device/devices.c), so none would wait."""
+    """All requests have one token. The device has additional streams for guests, which are clients without another
+    batch on the device (server/base/limits.h). With several tokens, requests would therefore run beside each other, and
+    none would wait."""
     tokens = tmp_path / 'tokens'
     tokens.write_text('token-of-anna\n')
     anna = {'Authorization': 'Bearer token-of-anna'}
@@ -649,8 +651,8 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
 
 
 def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
-    """The device is lost after the server looked up the request's regions of its memory. No other device can read them,
-    so the request must fail at once instead of waiting for its deadline."""
+    """The server looks up the regions of device memory that a request names. Then the device is lost. No other device
+    can read these regions, so the request must fail at once instead of waiting for its deadline."""
     server = fake(f'0:plan.hold={gate.path}@1,0:import.err=700@2', *ALLOW, '--timeout-ms', 30000, devices=2)
     arrays, data = problem()
     assert register(server, 'in', shm(0, data)).status == 200
@@ -666,7 +668,7 @@ def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
 
 def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, shm, monkeypatch):
     """If a device reads staging memory (the memory of request bodies) and is idle, the HTTP thread launches the request
-    at once. A request past its deadline is not answered before its kernels have ended."""
+    at once. If the deadline passes then, the request is answered only when its kernels have ended."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
     gate.open()
     server = fake(f'0:hold={gate.path}', *ALLOW, devices=2)
@@ -690,9 +692,9 @@ def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, s
 
 @pytest.mark.parametrize('Sq, Sk', [(8192, 8), (1024, 1024)], ids=['many bytes', 'much work'])
 def test_a_large_problem_is_launched_by_that_thread_where_all_of_it_is_on_the_device(fake, shm, monkeypatch, Sq, Sk):
-    """An HTTP thread launches a problem whose tensors are all on the device, whatever its size. The limits on its bytes
-    (INLINE_BYTES) and work (PREPARE_SMALL_FLOPS) do not apply, because nothing is copied. The same problem with its
-    tensors in the body waits in the queue."""
+    """If all tensors of a problem are on the device, an HTTP thread launches the problem itself, whatever its size. The
+    limits on bytes (INLINE_BYTES) and work (PREPARE_SMALL_FLOPS) do not apply, because nothing is copied. If the
+    tensors of the same problem are in the body, the problem waits in the queue."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
     server = fake('', *ALLOW)
     rng = np.random.default_rng(7)

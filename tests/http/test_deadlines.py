@@ -12,8 +12,8 @@ from under_way import GUESTS, Asking
 
 FORWARD = '/v1/attention/forward'
 SLOW_S = 6.0  # the least number of seconds that the slow body takes to compute
-# A deadline in seconds that passes during the computation. It is long enough that the server does not refuse the
-# request at once (slow.py), and leaves most of a second to receive the body.
+# A deadline in seconds that passes during the computation. It is so long that the server does not refuse the request at
+# once (slow.py), and most of a second is left to receive the body.
 SOON_S = 1.8
 SOON = {'X-Request-Timeout-Ms': f'{SOON_S * 1000:.0f}'}
 
@@ -62,8 +62,8 @@ def test_no_time_at_all(busy):
 
 @pytest.mark.parametrize('value', [0, -1, 2**53 + 1])
 def test_the_header_and_the_member_have_one_rule(busy, value):
-    """The header and the member refuse the same values. In an earlier version a value of 0 was answered with 504 in the
-    header and with 400 in the body."""
+    """The header X-Request-Timeout-Ms and the member timeout_ms must refuse the same values. In an earlier version a
+    value of 0 was answered with 504 in the header and with 400 in the body."""
     for answer in (busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': str(value)}), busy.forward(**wire.small_body(timeout_ms=value))):
         assert answer.status == 400 and 'from 1 to ' in answer.json()['detail'], answer
 

@@ -44,8 +44,8 @@ SAYS = {
 
 def test_every_example_is_in_the_table_and_tested():
     files = {name for name in os.listdir(FOLDER) if name != 'README.md'}
-    # three examples are tested elsewhere: test_install.py builds attention.c, and test_clusters.py runs dask_client.py
-    # and ray_client.py
+    # Three examples are not in this table. test_install.py builds attention.c, and test_clusters.py runs dask_client.py
+    # and ray_client.py.
     assert files == set(TABLE) == set(SAYS) | {'dask_client.py', 'ray_client.py', 'attention.c'}
 
 

@@ -65,8 +65,8 @@ def test_without_tokens_a_connection_is_a_caller(serve):
 
 
 def test_checks_and_verification_of_one_token_leave_threads_to_another(serve, tokens):
-    """Bob's requests have many rows to verify, and are more than there are threads that verify. A thread must still be
-    left for Alice."""
+    """Bob sends more requests than there are threads that verify, and each has many rows to verify. The server must
+    still keep a thread free for Alice."""
     server = serve('--cpu-threads', '2', '--token-file', tokens)
     server.page_headers = {'Authorization': 'Bearer alice-secret'}
     verified = json.loads(slow.body(20000, outputs=['out']))
@@ -84,7 +84,7 @@ def test_metrics_have_the_time_of_each_token_by_its_name(serve, tokens):
     def spent(caller):
         return server.metric('attnd_caller_seconds_total', caller=caller, work='device')
     for token, caller, other in [('alice-secret', 'alice', 'line 3'), ('bob-secret', 'line 3', 'alice')]:
-        # the HTTP thread that receives the first body computes it; a device computes the second
+        # the first body is computed by the HTTP thread that receives it, and the second by a device
         for body in (wire.small_bytes(), queued()):
             before = spent(caller), spent(other)
             assert server.post(FORWARD, body, {'Authorization': f'Bearer {token}'}).status == 200

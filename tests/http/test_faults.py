@@ -131,9 +131,8 @@ def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
 
 
 def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
-    """A late request is one whose HTTP thread has stopped waiting for it. The device's thread takes it over from
-    another HTTP thread's slot. The time until which the request may run must not change, although other requests
-    come and go."""
+    """A late request is one whose HTTP thread has stopped waiting for it. The device's thread then waits for its end
+    instead. The time until which the request may run must not change, although other requests come and go."""
     server = fake(f'hold={gate.path}@1', reads_staging=True)
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -146,8 +145,8 @@ def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
 
 
 def test_what_is_late_runs_on_though_the_queue_is_full(fake, right, gate):
-    """The late request was admitted before the queue filled up, and runs already. It must end, although the queue is
-    full by then."""
+    """A late request is one whose HTTP thread has stopped waiting for it. It runs already, and was admitted before the
+    queue filled up. It must end, although the queue is full by then."""
     server = fake(f'hold={gate.path}@1', '--queue-depth', 1, '--batch-window-us', 1000000, '--http-threads', 1, reads_staging=True)
     body = wire.small_bytes()
     with server.raw() as late:
@@ -185,7 +184,8 @@ def test_an_error_of_a_small_request_is_its_own(fake, right, script, status, slu
 def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
     server = fake('0:sync.err=700@1', devices=2, reads_staging=True)
     answers = []
-    # the processor core decides which of the two devices computes, so it may always be the device without a fault
+    # The processor core of the HTTP thread decides which of the two devices computes. Perhaps the device with the fault
+    # is never chosen.
     while len(answers) < 30 and all(a.status == 200 for a in answers):
         answers.append(server.post(FORWARD, wire.small_bytes()))
     if answers[-1].status != 200:
@@ -214,8 +214,8 @@ def test_every_request_of_a_failed_batch_hears_of_it(fake, right, gate):
     """When a batch fails, all of its requests fail, and no others do."""
     server = fake(f'hold={gate.path}@1+,launch.err=9@{5 + GUESTS}')
     first = []
-    # Each request is one batch. When all streams have a batch, also those of guests (short requests beside others),
-    # later requests have to wait.
+    # Each request is one batch. A device also has streams for guests: clients that have no other batch on the device.
+    # Later requests have to wait only when these streams have a batch too.
     for n in range(1, 5 + GUESTS):
         first.append(Asking(server))
         assert eventually(lambda: running(server)['fake:0'] == n)
@@ -240,8 +240,8 @@ def test_out_of_device_memory_is_answered_503_and_passes(fake, right):
 
 
 def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fake, right, gate):
-    # each stream's first request allocates workspace, inputs and outputs; the script lets the seventh allocation fail,
-    # which is the third request's first
+    # The first request of each stream makes three allocations: workspace, inputs and outputs. The script lets the
+    # seventh allocation fail, which is the first one of the third request.
     server = fake(f'hold={gate.path}@1,alloc.fail@7')
     first = Asking(server)
     assert eventually(lambda: running(server)['fake:0'] == 1)
@@ -275,7 +275,8 @@ def test_what_fits_alone_waits_for_memory_instead_of_failing(fake, gate):
     assert eventually(lambda: running(server)['fake:0'] == 1)
     others = [Asking(server, large) for _ in range(3)]
     assert eventually(lambda: running(server)['fake:0'] == 4)
-    # the large requests must not wait for ever while small ones pass, so the small request may have to wait too
+    # The small request could run at once, but it must not pass the large ones again and again. So it may have to wait
+    # too.
     small = Asking(server)
     gate.open()
     expected = tensors(first.result())
@@ -373,8 +374,8 @@ def test_whichever_call_meets_a_sticky_error(right):
 
 @pytest.mark.limit(120)
 def test_a_sticky_error_behind_one_that_passes_is_not_overlooked():
-    """A launch fails with a temporary error, but the copy before it has failed with a permanent one. The device must
-    count as lost at once."""
+    """A launch fails with a temporary error. Before it, a copy has failed with a permanent error. The device must count
+    as lost at once."""
     lost = 0
     for n in range(1, 20):
         server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'launch.err=9@1,call.err=700@{n}'}, binary=service.FAKE).start()
@@ -467,13 +468,13 @@ def test_under_a_supervisor_a_hung_device_is_replaced(fake, right):
 
 
 def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
-    """The device's thread hangs: after the run its mark on the stream fails, and the thread then waits for everything
-    on that stream."""
+    """Runs a request on a stream that is never done. The call that marks the stream after the run fails. The device's
+    thread then waits for everything on the stream, and so hangs for ever."""
     found = False
     for n in range(1, 30):
         server = fake(f'event.never@1,call.err=9@{n}', '--watchdog-ms', '300')
         answer = server.post(FORWARD, wire.small_bytes())
-        # the failed call came when nothing was on the stream yet, so the thread did not hang
+        # status 500: the call failed while nothing was on the stream yet, so the device's thread did not hang
         if answer.status == 500:
             server.stop()
             continue
@@ -631,7 +632,8 @@ def test_a_batch_that_comes_back_after_its_device_was_given_up(fake, right, gate
 
 
 def test_staging_memory_outlives_the_device_it_came_from(fake):
-    """When the device that allocated staging memory is lost, extents of new sizes must still be allocated."""
+    """Staging memory (the memory of request bodies) was allocated by a device that is lost. It must then still be
+    possible to allocate staging memory in new sizes."""
     server = fake('0:launch.err=700@1', devices=2)
     assert server.post(FORWARD, wire.small_bytes()).status == 503
     assert server.post(FORWARD, body_of(3000)).status == 200
@@ -678,8 +680,8 @@ STUCK_S = 5  # HEARTBEAT_LIMIT_MS
 
 @pytest.fixture
 def watched(serve):
-    """watched(script, shim variables) starts a server, and opens a connection to --metrics-listen, a port with a thread
-    of its own that answers while HTTP threads hang."""
+    """watched(script, shim variables) starts a server, and opens a connection to its port for metrics
+    (--metrics-listen). This port has a thread of its own, which answers even while HTTP threads hang."""
     connections = []
 
     def start(script='', **shims):
@@ -687,7 +689,8 @@ def watched(serve):
         env = {'ATTN_FAKE_SCRIPT': script, **(service.shimmed(**shims) if shims else {})}
         # While its thread hangs, a request's body does not arrive either, so the limit on stalled bodies must be long.
         server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', '--body-stall-ms', '60000', env=env, binary=service.FAKE)
-        # the connection is opened now, because the loop (which may hang later) accepts connections
+        # The connection is opened before anything hangs. The scheduler's loop, which may hang later, accepts new
+        # connections.
         connections.append(service.Connection(('127.0.0.1', port), 20 * service.SLOWER))
         assert connections[-1].ask('GET', '/readyz').status == 200
         return server, connections[-1]
@@ -725,7 +728,7 @@ def test_a_thread_that_is_stuck_makes_the_server_unready_and_says_so(watched, ga
 
 def test_the_probe_notices_a_thread_that_keeps_others_waiting(fake, gate):
     """service.Probe subtracts delays that other work on the machine causes. If the only HTTP thread waits for a second,
-    the server is to blame, and the probe must report it."""
+    the cause is the server itself. The probe must report this delay."""
     server = fake(f'plan.hold={gate.path}@1', '--http-threads', '1')
     with service.Probe(server) as probe:
         asking = Asking(server)

@@ -354,8 +354,8 @@ def test_sizes_of_zero_are_exact(server, B, Sq, Sk, encoding):
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 def in_pages(x, lengths, page_size, r):
-    """Stores k and v of x [B, Sk, Hk, D] in pages. Returns (k, v, page_table, seqlens_k): pages in random order, some
-    of them shared, with NaN in every slot that holds no key."""
+    """Stores k and v of x [B, Sk, Hk, D] in pages. Returns (k, v, page_table, seqlens_k). The pages are in random
+    order, and rows share some of them. Every slot that holds no key has NaN."""
     B, most = len(lengths), -(-max(lengths) // page_size)
     order = r.permutation(B * most + 2)
     table = np.where(np.arange(most) < -(-np.array(lengths)[:, None] // page_size), order[:B * most].reshape(B, most), 2**31 - 1)

@@ -1,8 +1,7 @@
-"""Malformed HTTP: bytes sent over a raw socket, their answers, and what happens to the connection.
-
-A row has a name, the bytes, the right statuses (None: closed without an answer), and whether the next request on the
-same connection is served. After each row a good request on a new connection must succeed. A request that is hidden in a
-badly framed body must never be served."""
+"""Malformed HTTP: bytes that are sent over a raw socket, the answers to them, and what happens to the connection. A row
+has a name, the bytes, the right statuses (None: the connection is closed without an answer), and whether the next
+request on the same connection is served. After each row a good request on a new connection must succeed. A request that
+is hidden in a badly framed body must never be served."""
 import json
 import os
 import select
@@ -51,7 +50,8 @@ ROWS = [
     ('high_byte_in_a_name', post('X\xe9: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('no_colon', post('Nonsense', f'Content-Length: {N}'), {400}, CLOSES),
     ('space_before_a_name', b'GET /livez HTTP/1.1\r\n X: 1\r\nHost: x\r\n\r\n', {400}, CLOSES),
-    # malformed request lines, which libmicrohttpd 1.0.1 would answer with a redirection to a target without the space
+    # Malformed request lines. libmicrohttpd 1.0.1 would answer them with a redirection to the target without the white
+    # space.
     ('space_in_the_target', request_bytes('/livez now', None, 'GET'), {400}, CLOSES),
     ('tab_in_the_target', request_bytes('/livez\tnow', None, 'GET'), {400}, CLOSES),
     ('space_at_the_end_of_the_line', b'GET /livez HTTP/1.1 \r\nHost: x\r\n\r\n', {400}, CLOSES),
@@ -182,8 +182,8 @@ def test_405_names_the_methods(server):
     post('X-Null: a\0b'), post().replace(b'\r\n', b'\n'), post('X-Fold: a\r\n b'), post(': empty name')],
     ids=['nul_in_a_value', 'bare_line_feeds', 'folded_header', 'header_without_a_name'])
 def test_h9_what_the_library_lets_through(server, sent):
-    """libmicrohttpd 0.9.75 accepts these messages, and 1.x refuses them, without a difference that the server can see.
-    Each message must be either served or refused."""
+    """libmicrohttpd 0.9.75 accepts these messages, and 1.x refuses them. The server cannot see whether libmicrohttpd
+    has changed a message. Each message must be either served or refused."""
     with server.raw() as s:
         s.sendall(sent)
         answer = RawReader(s).answer()
@@ -337,7 +337,7 @@ def test_h6_a_chunk_extension_of_200_kb(serve):
 
 
 def test_h6_a_chunk_of_2_63_is_not_awaited_for_ever(serve):
-    """libmicrohttpd does not tell the server the size of a chunk, so a chunk of 2^63 bytes counts as a body that
+    """libmicrohttpd does not tell the server the size of a chunk. A chunk of 2^63 bytes therefore counts as a body that
     stalls."""
     server = serve('--body-timeout-ms', 700)
     with server.raw() as s:
@@ -387,8 +387,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize('malformed', MALFORMED)
 def test_a_refusal_goes_to_who_caused_it_and_not_to_half_a_head_beside_it(serve, malformed):
-    """libmicrohttpd's log says that a message was refused, but not on which connection. The server must not take
-    another connection, with half of a head, for the refused one."""
+    """libmicrohttpd's log says that a message was refused, but not on which connection. Other connections have sent
+    half of a head at that time. The server must not take one of these for the refused one."""
     server = serve('--http-threads', 1)
     with service.Probe(server) as probe:
         for round_ in range(12):
@@ -429,8 +429,8 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
 
 
 def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_id(serve, tmp_path):
-    """By itself libmicrohttpd would answer each of these requests with an HTML page. The test sends them over TCP, over
-    TLS, and behind a good request."""
+    """libmicrohttpd itself would answer each of these requests with an HTML page. The test sends them over TCP, over
+    TLS, and after a good request."""
     rows = [(b'GET /a b HTTP/1.1\r\nHost: x\r\n\r\n', 400, 'the request line contains a character where it cannot stand'),
             (post('Nonsense'), 400, 'The HTTP message is malformed'), (sized('5, 5'), 400, 'Content-Length must be decimal digits'),
             (post('Transfer-Encoding: gzip', body=b''), 400, 'Transfer-Encoding must be chunked'),
@@ -458,8 +458,8 @@ def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_i
 
 @pytest.mark.parametrize('name, value', [('Content-Length', str(N)), ('Transfer-Encoding', 'chunked')])
 def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, name, value):
-    """White space behind a header's value is not part of the value. libmicrohttpd 0.9.75 keeps it, and the server
-    refuses a value that libmicrohttpd would misread."""
+    """White space after a header's value is not part of the value. libmicrohttpd 0.9.75 keeps it. The server refuses a
+    value that libmicrohttpd would misread."""
     body = BODY if name == 'Content-Length' else b'%x\r\n%s\r\n0\r\n\r\n' % (N, BODY)
     with server.raw() as s:
         s.sendall(post(f'{name}: {value} ', body=body))
@@ -468,8 +468,8 @@ def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, nam
 
 
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
-    """Bytes behind the last request arrive late, while the end of that request's answer still waits in the server's
-    kernel for a slow reader. The client must get the end of the answer nevertheless."""
+    """Bytes after the last request arrive late. At that time the end of the request's answer still waits in the
+    system's kernel, because the client reads slowly. The client must get the end of the answer nevertheless."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:
@@ -504,8 +504,8 @@ def test_clients_that_never_fetch_the_end_of_an_answer_hold_a_bounded_number_of_
 
 @pytest.mark.parametrize('behind', [1, 40, 4000])
 def test_what_stands_behind_the_last_request_does_not_cost_the_end_of_its_answer(server, behind):
-    """If a socket is closed with unread bytes, the kernel sends a reset, which may overtake the answer. The server must
-    therefore read what stands behind the last request."""
+    """If the server closes a socket with unread bytes, the system's kernel sends a reset, which may overtake the
+    answer. The server must therefore read the bytes after the last request before it closes."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:

@@ -1,5 +1,5 @@
-"""A machine without free threads or without address space. A server that cannot get what it needs prints why and does
-not start. A server that has started answers 503 and goes on."""
+"""A machine without free threads or without address space. If a server cannot get what it needs at the start, it prints
+why and does not start. After the start it answers 503 and goes on."""
 import http.client
 import json
 import mmap
@@ -45,8 +45,8 @@ def refused(ended, *says):
 
 
 def asked(server, body):
-    """Sends a body and returns the status of the answer. A client that sends its whole body before it reads may not see
-    an earlier refusal; that counts as 503."""
+    """Sends a body and returns the status of the answer. The client sends its whole body before it reads, so it may
+    miss an earlier refusal. A connection that breaks therefore counts as 503."""
     try:
         status = server.post(FORWARD, body).status
     except OSError as gone:
@@ -91,7 +91,8 @@ def test_under_a_limit_of_address_space_nothing_dies(megabytes):
 
 
 def test_no_allocation_of_a_tls_handshake_ends_the_server(serve, tmp_path):
-    """Each allocation of a TLS handshake fails in turn. GMP, with which GnuTLS computes, would abort the process."""
+    """In each turn another allocation of a TLS handshake fails. The server must go on. Without help of the server, GMP
+    (the library with which GnuTLS computes) would abort the process."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     cert, key = service.self_signed(str(tmp_path))

@@ -26,7 +26,7 @@ def test_a_minute_of_requests_that_are_a_little_wrong(capsys):
     assert not findings, '\n'.join(lines)
     said = '\n'.join(lines)
     counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in lines if line[:9].strip().isdigit()}
-    # Checks what the fuzzer did: a fuzzer that verified no numbers, or that saw only one status, would find no faults.
+    # Checks what the fuzzer did. A fuzzer that verified no numbers, or that saw only one status, would find no faults.
     assert counts['problems verified'] > 1000 and counts['answers 400'] > 300 and counts['answers 200'] > 600, said
     assert counts['answers 200 beyond the oracle'] < counts['answers 200'] / 10, said
     assert min(counts['verified as safetensors'], counts['verified as kserve'], counts['verified, compressed']) > 100, said
@@ -40,8 +40,8 @@ def answer_of(server, path, body):
 
 @pytest.mark.parametrize('path', [FORWARD, BACKWARD])
 def test_the_oracle_is_no_rubber_stamp(server, path):
-    """The fuzzer's oracle accepts a right answer. It rejects a changed number, the answer to another request, and any
-    200 to an invalid request."""
+    """The fuzzer's oracle must accept a right answer. It must reject a changed number, the answer to another request,
+    and any 200 to an invalid request."""
     r = random.Random(5)
     noticed = 0
     for _ in range(20):

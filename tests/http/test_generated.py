@@ -1,6 +1,6 @@
-"""Clients that code generators write from /openapi.json. Each is generated without a warning and can be imported. It
-sends a request, and returns an answer and a refusal as typed objects. The generators come from PyPI
-(tests/requirements.txt) and have a virtual environment of their own."""
+"""Tests clients that code generators write from /openapi.json. Each client must be generated without a warning, and it
+must be possible to import it. It must send a request, and return an answer and a refusal as typed objects. The
+generators come from PyPI (tests/requirements.txt) and have a virtual environment of their own."""
 import os
 import subprocess
 

@@ -63,11 +63,11 @@ def test_white_space_behind_a_value_is_none_of_it(serve, tmp_path):
     spaced = ['Authorization: Bearer secret \t', 'Content-Type: application/json ', 'Content-Encoding: gzip  ', 'X-Request-Timeout-Ms: 60000\t', 'X-Request-Id: spaced ']
     answer = ask(gzip.compress(body), *spaced)
     assert answer.status == 200 and answer.headers['x-request-id'] == 'spaced', answer
-    # two header lines of the same name are one list
+    # two header lines of the same name have the meaning of one line with both values
     answer = ask(body, 'Authorization: Bearer secret', 'Accept: text/html ', 'Accept: application/x-safetensors')
     assert answer.status == 200 and answer.headers['content-type'] == 'application/x-safetensors', answer
-    # One header line may be as long as a whole head may be. Several lines of one name together may not, whatever white
-    # space stands around their values.
+    # One header line may be as long as a whole head. Several lines of one name may have only 2048 bytes in all. White
+    # space around their values changes neither limit.
     for end in ('', ' '):
         assert ask(body, 'Authorization: Bearer secret', 'Accept: ' + 3000 * 'x' + end).status == 200
         answer = ask(body, 'Authorization: Bearer secret', 'Accept: ' + 2000 * 'x' + end, 'Accept: ' + 100 * 'x' + end)

@@ -183,7 +183,7 @@ def test_b1_b2_base64_is_strict(server, name, text, offset):
         assert re.search(rf'\b{offset}\b', problem['detail']), f'{problem["detail"]!r} does not say {offset}'
 
 
-# here a few positions suffice, because test_base64.c tests every position and every character
+# A few positions suffice in this test, because test_base64.c tests every position and every character.
 @pytest.mark.parametrize('at', [0, 64, 1000, 4095])
 @pytest.mark.parametrize('bad', ['*', '=', '\u0100'])
 def test_b2_a_bad_character_anywhere_in_a_long_text(server, at, bad):
@@ -192,7 +192,7 @@ def test_b2_a_bad_character_anywhere_in_a_long_text(server, at, bad):
     body = swap('q', f'{{"shape":[1,768,1,1],"dtype":"float32","data":"{good[:at] + bad + good[at + 1:]}"}}')
     problem = refused(server, body)
     assert problem['pointer'] == '/q/data'
-    # '=' may end a group of four characters; then the character behind the '=' is the invalid one
+    # '=' may end a group of four characters. If it does, the character after the '=' is the first invalid one.
     assert re.search(rf'\b({at}|{at + 1})\b' if bad == '=' else rf'\b{at}\b', problem['detail']) or bad == '=' and at == 4095, problem
 
 
@@ -277,8 +277,8 @@ def test_t7_cu_seqlens(server, cu_q, cu_k):
 
 @pytest.mark.parametrize('Sq, Sk, outputs', [(10**6, 10**6, ['out', 'lse']), (10**12, 1, ['lse'])])
 def test_t5_a_tiny_body_cannot_ask_for_a_huge_answer(server, Sq, Sk, outputs):
-    """With batch size 0 every tensor is empty, so the request has no data. The sizes of the answer must still be within
-    the limits."""
+    """With batch size 0 every tensor is empty, so the request has no data. The sizes of its answer must be within the
+    limits nevertheless."""
     answer = server.forward(q=shaped(0, Sq, 1, 4), k=shaped(0, Sk, 1, 4), v=shaped(0, Sk, 1, 4), outputs=outputs)
     assert answer.status in (200, 400, 413, 422), answer
 

@@ -46,8 +46,8 @@ def talk(server, head, body=b'', pieces=None):
 
 
 def problem(rng=None, binary=True, **members):
-    """Makes a forward of 2 queries over 3 keys, as (JSON, bytes behind the JSON) for KServe, and the same problem for
-    /v1."""
+    """Makes a forward of 2 queries over 3 keys. Returns it for KServe as (JSON, bytes that follow the JSON), and the
+    same problem for /v1."""
     plain, _ = wire.random_problem(rng or np.random.default_rng(1), Sq=2, Sk=3, H=2, Hk=1, D=4, dtype='float16')
     inputs, tail = [], b''
     for name, t in plain.items():
@@ -201,7 +201,7 @@ def test_faults_that_are_found_after_decoding_point_into_the_body(server):
             ({'dout': shape}, {'context': 'unknown'}, '/parameters/context', 'context: unknown, expired or already used')):
         answer = infer('attention_backward', shapes, parameters)
         assert answer['pointer'] == pointer and answer['error'].startswith(says), answer
-    # this backward uses the context (a saved forward) up
+    # this backward uses up the context (a saved forward), so no later backward can name it
     assert 'outputs' in infer('attention_backward', {'dout': shape}, {'context': context})
     answer = infer('attention_forward', {n: shape for n in 'qkv'}, {'verify': 1}, outputs=[{'name': 'lse'}])
     assert answer['pointer'] == '/parameters/verify', answer
@@ -250,7 +250,7 @@ def test_a_version_alone_is_a_version(server):
 
 def step(server, sequence, positions=1, v_positions=None, headers=(), **parameters):
     """Sends one request of a sequence (a decode session of KServe), with one query and `positions` keys and values.
-    v_positions gives v another length, which is a mistake."""
+    v_positions gives v another length, which the server must refuse."""
     sizes = {'q': 1, 'k': positions, 'v': positions if v_positions is None else v_positions}
     inputs = [{'name': n, 'shape': [1, size, 1, 4], 'datatype': 'FP32', 'data': size * 4 * [0 if n == 'q' else 1]} for n, size in sizes.items() if size]
     return server.ask('POST', '/v2/models/attention_decode/infer', json.dumps({'inputs': inputs, 'parameters': {'sequence_id': sequence, **parameters}}).encode(), headers)
@@ -378,8 +378,8 @@ def test_what_perf_analyzer_reads(server):
 
 
 def test_a_tool_that_fills_all_inputs_starts_a_sequence(server):
-    """The metadata must list q, k and v. In an earlier version it listed q alone, but no sequence can start without k
-    and v."""
+    """The metadata must list q, k and v as inputs. In an earlier version they listed q alone, and clients that send
+    only listed inputs could not start a sequence (a decode session), which needs k and v."""
     model = 'attention_decode_fp16'
     meta = server.get(f'/v2/models/{model}').json()
     assert [(t['name'], t.get('optional', False)) for t in meta['inputs']] == [('q', False), ('k', True), ('v', True)]
@@ -409,7 +409,8 @@ def test_the_smaller_time_limit_counts(serve):
 
 
 def test_requests_that_ran_together_are_one_execution(serve):
-    """Statistics count a batch as one execution, under the number of its requests."""
+    """Triton's statistics have an entry for each batch size. They must count a batch as one execution in the entry for
+    its number of requests."""
     server = serve('--batch-window-us', 200000, '--max-batch', 4)
     import threading
     members, _ = wire.random_problem(np.random.default_rng(1), Sq=64, H=8, D=64)

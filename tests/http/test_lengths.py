@@ -1,5 +1,5 @@
-"""Lengths of queries and keys: padded rows, gaps between packed sequences, and packed queries with padded keys, in
-every format."""
+"""Lengths of queries and keys in every format: padded rows, gaps between packed sequences, and packed queries with
+padded keys."""
 import numpy as np
 import pytest
 

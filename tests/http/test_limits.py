@@ -153,8 +153,9 @@ def test_staging_memory_is_short(serve):
 
 @pytest.fixture
 def beside():
-    """A connection to --metrics-listen, whose connections are counted apart, so that the test can watch a full server.
-    beside.listen is the option, and beside.metric() reads a metric."""
+    """A connection to the metrics port (--metrics-listen), for a test that watches a server without free connections.
+    Connections to this port are counted apart. beside.listen is the value of the option, and beside.metric() reads a
+    metric."""
     page = service.Server()
     page.port = service.free_port()
     page.address = ('127.0.0.1', page.port)
@@ -196,8 +197,8 @@ def is_cut(s):
 
 
 def test_the_connections_are_full(serve, beside):
-    """If no connection is idle, the server must not close one with a request for a new connection, which it refuses
-    with a reason."""
+    """If every connection has a request, the server must not close one of them to make room for a new connection. It
+    must refuse the new connection, with a reason."""
     server = serve('--max-connections', 4, '--metrics-listen', beside.listen)
     held = uploading(beside, server, 4)
     with server.raw() as s:
@@ -224,8 +225,8 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
     idle = []
     for _ in range(3):
         idle.append(opened(server))
-        # by this time all connections have been idle for longer than CONNECTION_BETWEEN_MS, and the first connection
-        # for the longest
+        # By this time each connection has been idle for longer than CONNECTION_BETWEEN_MS. The first connection has
+        # been idle for the longest time.
         time.sleep(0.2)
     one_more = opened(server)
     assert is_cut(idle[0])
@@ -238,9 +239,9 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
 
 
 def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, beside):
-    """When the server has as many connections as it allows, it closes those without a token first, to make room for
-    clients with a token. The test has one without a token in every state that can last: between two requests, with
-    half a head, silent, and in the middle of a refused body."""
+    """When the server has as many connections as it allows, it closes connections of clients that never sent a token.
+    This makes room for clients with a token. The test opens a connection without a token in each state that can last:
+    between two requests, with half a head, silent, and in the middle of a refused body."""
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--max-connections', 5, '--token-file', tmp_path / 'tokens', '--metrics-listen', beside.listen)
     alice = 'Authorization: Bearer alice'
@@ -255,7 +256,7 @@ def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, be
     # longer than CONNECTION_STRANGER_MS, after which a refused body that still arrives no longer protects its
     # connection
     time.sleep(1.2)
-    # the five connections, and the one that reads the metric
+    # There are six connections: the five above, and the one that reads the metric.
     assert eventually(lambda: beside.metric('attnd_connections') == 6)
     for _ in range(4):
         s = server.raw()
@@ -279,7 +280,7 @@ def test_the_memory_of_connections_is_told_and_counted(serve):
     held = uploading(server, server, 20)
     assert 20 * (192 << 10) <= server.metric('attnd_connection_bytes', kind='used') <= limit
     finish(held)
-    # The connection that reads this metric has a request, so its memory counts too.
+    # The connection that reads this metric also has a request, so the metric includes the memory of that connection.
     assert eventually(lambda: server.metric('attnd_connection_bytes', kind='used') <= 192 << 10)
 
 

@@ -1,4 +1,4 @@
-"""The lse that a backward is given: the server checks a few rows against the scores before it computes anything."""
+"""A backward may be given lse. Before the server computes anything, it checks a few rows of lse against the scores."""
 import numpy as np
 import pytest
 
@@ -103,8 +103,9 @@ def test_a_body_of_megabytes_is_refused_as_well(server):
 
 @pytest.mark.parametrize('D', [1, 2, 4, 8, 16, 64])
 def test_the_lse_of_a_forward_in_bfloat16_is_taken_beside_unrounded_tensors(server, D):
-    """Mixed precision sends an lse of bfloat16 tensors beside unrounded tensors. With a small head size, the rounding
-    of q and k changes a row's sum of probabilities by several per cent, which must be allowed."""
+    """In mixed precision, a client sends the lse of bfloat16 tensors together with unrounded tensors. If the head size
+    is small, the rounding of q and k changes a row's sum of probabilities by several per cent. The server must allow
+    this."""
     rng = np.random.default_rng(D)
     tensors = {n: (3 if n in 'qk' else 1) * rng.standard_normal((1, 256, 4, D)) for n in ('q', 'k', 'v', 'dout')}
     forward = server.forward(**{n: wire.tensor(tensors[n], 'bfloat16') for n in 'qkv'}).json()
@@ -156,8 +157,8 @@ def test_an_observe_of_a_part_of_the_keys_with_the_lse_of_all_is_computed(server
 
 
 def test_an_observe_with_float8_is_checked_with_its_scales(server):
-    """The lse is that of q_scale 2. With q_scale 16 the scores are larger, the probabilities sum to more than 1, and
-    the server must notice."""
+    """The lse was computed with q_scale 2, and the request has q_scale 16. So the scores are larger, and the
+    probabilities sum to more than 1. The server must notice this."""
     r = np.random.default_rng(8)
     q, k, v = (wire.tensor(r.standard_normal((1, 64, 2, 16)), 'float8_e4m3fn') for _ in range(3))
     scaled = {'q': q, 'k': k, 'q_scale': 2, 'k_scale': 0.5, 'scale': 0.25, 'causal': True}

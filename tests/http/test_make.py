@@ -1,5 +1,5 @@
-"""What make prints about CUDA: if there is a GPU but no nvcc, it prints what is missing, and only then. Also what `make
-run` prints while it builds."""
+"""What make prints about CUDA: if there is a GPU but no nvcc, it prints what is missing, and otherwise nothing. Also
+what `make run` prints while it builds."""
 import os
 import subprocess
 
@@ -65,8 +65,8 @@ def test_run_says_that_cuda_takes_minutes(tmp_path):
 
 
 def test_layers_are_read_from_includes_without_compiling(clone):
-    """The tool layers.py is run in a checkout where nothing was built, and then with one object file, from which it
-    learns what that source calls."""
+    """The tool layers.py runs in a checkout where nothing was built. Then it runs with one object file, from which it
+    learns which functions that source calls."""
     def layers(status):
         env = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'B', 'SAN', 'TSAN')}
         run = subprocess.run(['make', '-s', '-C', clone, '--no-print-directory', 'check-layers', 'CUDA=0'], env=env, capture_output=True, text=True)

@@ -1,5 +1,5 @@
-"""Staging memory (the memory of request bodies) while bodies arrive: an announced length leases nothing, a client that
-sends is served, and each token may use only a part of the memory."""
+"""Staging memory (the memory of request bodies) while bodies arrive. The server must lease no memory for an announced
+length, must serve clients that send, and must let each token use only a part of the memory."""
 import http.client
 import json
 import mmap
@@ -86,7 +86,7 @@ def test_bodies_that_stop_in_the_middle_hold_what_they_sent(serve):
     server = serve('--staging-bytes', '64M')
     head = b'{"q":{"shape":[1,4194304,1,1],"dtype":"float8_e4m3fn","data":"'
     with service.Probe(server) as probe:
-        # this announced body uses up the memory that may be leased ahead (before its bytes have come)
+        # This body was only announced. It uses up the memory that may be leased before bytes have come.
         announced = announcing(server, 11 << 20)
         assert server.metric('attnd_staging_bytes', kind='ahead') > 0
         held = []
@@ -104,8 +104,8 @@ def test_bodies_that_stop_in_the_middle_hold_what_they_sent(serve):
 @pytest.mark.parametrize('text', [b'{"note":"' + b'a' * 900000, b'{"note":[' + b'0,' * 100000, b'{"requests":[' + b'{"q":{"data":""}},' * 20000],
                          ids=['a string', 'numbers', 'tensors'])
 def test_text_that_is_no_tensor_counts_as_staging_memory(serve, text):
-    """The server keeps the text of a body that is no tensor, such as a long string. Such texts of all requests have the
-    same limit as tensors."""
+    """The server keeps the text of a body that is not part of a tensor, such as a long string. The texts of all
+    requests together have the same limit as tensors."""
     server = serve('--staging-bytes', '8M', '--body-stall-ms', 60000)
     request = request_bytes(FORWARD, None, headers=JSON + [f'Content-Length: {len(text) + 2}']) + text
     held = [server.raw() for _ in range(40)]
@@ -184,8 +184,8 @@ def decode_body(cache, rng):
 
 @pytest.mark.parametrize('what', ['decode', 'numbers', 'append', 'create', 'fork', 'truncate'])
 def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
-    """Each allocation of an operation fails in turn. Either the answer is 503 and nothing has changed, or the operation
-    is done, even if its answer was lost because the server closed the connection."""
+    """In each turn another allocation of the operation fails. The answer must be 503 and nothing has changed, or the
+    operation is done. It may be done although its answer was lost, because the server closed the connection."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--kv-bytes', '16M', '--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
@@ -221,8 +221,8 @@ def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
 
 
 def test_a_post_that_changes_nothing_is_answered_503_for_want_of_memory(serve, tmp_path):
-    """Each allocation of POST /v2/repository/index fails in turn. The request changes nothing, so the answer must be
-    503. The server may close the connection only if it had no memory for the request itself."""
+    """In each turn another allocation of POST /v2/repository/index fails. The request changes nothing, so the answer
+    must be 503. The server may close the connection only if it had no memory for the request itself."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
@@ -242,8 +242,8 @@ def test_a_post_that_changes_nothing_is_answered_503_for_want_of_memory(serve, t
 
 
 def test_an_error_for_want_of_memory_has_used_no_context_up(serve, tmp_path):
-    """Each allocation of a backward, or of a forward that saves a context, fails in turn. After a 503 the context is
-    still usable, and no context exists whose id no client got."""
+    """In each turn another allocation of a backward fails, or of a forward that saves a context. After a 503 the
+    context must still be usable. There must be no context whose id no client got."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
@@ -323,7 +323,7 @@ def test_one_token_cannot_hold_all_places_of_those_who_wait(serve, tokens, tmp_p
 
 
 def test_one_token_cannot_hold_all_memory(serve, tokens):
-    """Alice sends many bodies except for their last byte; Bob must still get memory."""
+    """Alice sends many bodies, each without its last byte, so their memory stays in use. Bob must still get memory."""
     server = serve('--token-file', tokens, '--staging-bytes', '64M')
     server.page_headers = ALICE
     body = numbers(12)

@@ -1,5 +1,5 @@
-"""POST /v1/attention/merge: results over parts of the keys are combined to the result over all keys, and gradients
-likewise. In every format, on the CPU and on a device with memory of its own."""
+"""POST /v1/attention/merge combines results over parts of the keys to the result over all keys, and their gradients
+likewise. The tests use every format, on the CPU and on a device with memory of its own."""
 import json
 
 import numpy as np
@@ -278,8 +278,8 @@ def test_a_merge_is_counted(merger):
 
 @pytest.mark.limit(120)
 def test_a_short_merge_does_not_wait_behind_long_problems(serve):
-    """The server estimates that a merge is short. The merge must run beside two problems that never end, as a short
-    forward does."""
+    """Two problems that never end run on the device. The server estimates that a merge is short, so the merge must run
+    beside them, as a short forward does."""
     rng = np.random.default_rng(14)
     server = serve('--cpu-threads', 1, '--max-batch', 1)
     with occupied(server, slow.calibrated(server, 20), queued=1):

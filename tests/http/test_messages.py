@@ -1,8 +1,8 @@
 """What a client reads when it is refused, compared word for word: status, pointer, detail.
 
-Unit tests compare most messages where they are made (tests/unit/proto-json, tests/unit/kernels). This file has one
-refusal of each layer, to show that status, pointer and detail reach the client, and the messages without a unit test.
-The bodies are the rows of test_json.py with the same names; OTHERS has further requests."""
+Unit tests compare most messages where they are made (tests/unit/proto-json, tests/unit/kernels). This file compares one
+refusal of each layer, to show that status, pointer and detail reach the client. It also compares all messages that have
+no unit test. The bodies are the rows of test_json.py with the same names; OTHERS has further requests."""
 import pytest
 
 from test_json import BASE64, CU, FORWARD, GOOD, MEMBERS, SYNTAX, T, TENSORS, X, swap, tensor, zeros

@@ -146,9 +146,9 @@ def test_no_stage_took_less_than_no_time(server):
 
 
 def test_waiting_for_a_body_is_not_charged_for_decoding_it():
-    """Time in which the server waits for a body must not count as decoding. The last piece of a body is decoded after
-    its last byte came. The sum of each stage may only grow, because Prometheus would take a smaller value for a
-    restart."""
+    """The time in which the server waits for a body must not count as decoding. Only the last piece of a body is
+    decoded after its last byte has come. The sum of each stage may only grow, because Prometheus would take a smaller
+    value for a restart."""
     with service.Server() as server:
         for _ in range(20):
             server.post(FORWARD, wire.small_bytes())

@@ -1,5 +1,5 @@
-"""POST /v1/attention/observe (what attention looks at): every name that `observe` may contain is compared with float64,
-in every format. Also caches, and the exact text of refusals."""
+"""POST /v1/attention/observe returns what attention looks at. Every name that `observe` may contain is compared with
+float64, in every format. There are also tests of caches, and of the exact text of refusals."""
 import json
 
 import numpy as np

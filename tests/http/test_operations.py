@@ -174,8 +174,8 @@ def test_schemathesis(server, tmp_path):
 @pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
 @pytest.mark.parametrize('back', [False, True])
 def test_neighbours_change_no_bit(server, dtype, back):
-    """The same request is sent alone, among random other requests, and inside envelopes among these. Its answer must
-    always have the same bits."""
+    """The same request is sent alone, then while random other requests are under way, and then as one of several
+    problems in a body (an envelope). Its answer must always have the same bits."""
     import threading
     rng = np.random.default_rng(9)
     path = '/v1/attention/' + ('backward' if back else 'forward')
@@ -234,8 +234,8 @@ def test_the_number_of_threads_changes_no_bit(serve):
 
 @pytest.mark.limit(120)
 def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
-    """The HTTP thread that receives a small problem computes it, without a wait for the device. Metrics and the
-    request's own times count it as a batch of one."""
+    """The HTTP thread that receives a small problem computes it itself, so the problem does not wait for the device.
+    The metrics and the times in the answer count it as a batch of one."""
     server = serve('--cpu-threads', 1, '--max-batch', 1)
     with occupied(server, slow.calibrated(server, 20), queued=1):
         counts = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]
@@ -247,6 +247,6 @@ def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
         after = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]
         assert after == [counts[0] + 2, counts[1] + 2, counts[2] + 3.5 * 4 * 64 * 64 * 32 * 2]
     assert service.eventually(lambda: server.get('/v1/info').json()['devices'][0]['running_requests'] == 0)
-    # these problems are not small: many heads, or many scores (a head size of 1 is padded)
+    # These problems are not small, because they have many heads, or many scores (a head size of 1 is padded).
     for what in ({'B': 129, 'Sq': 1, 'D': 1}, {'Sq': 300, 'D': 1, 'H': 1}):
         assert server.post(FORWARD, wire.random_problem(np.random.default_rng(3), **{'H': 1, **what})[0]).json()['timing_us']['queue'] > 0, what

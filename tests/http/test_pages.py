@@ -1,7 +1,6 @@
-"""The pages at / and /docs in a browser: every part works, with the same numbers as the API. The pages ask no other
-host, obey their own security policies, and fit every width; axe finds no fault of accessibility.
-
-The tests control Chromium through a pipe (--remote-debugging-pipe) with JSON messages, each followed by a NUL.
+"""The pages at / and /docs in a browser. Every part must work, with the same numbers as the API. The pages must ask no
+other host, obey their own security policies, and fit every width. The tool axe must find no fault of accessibility. The
+tests control Chromium through a pipe (--remote-debugging-pipe) with JSON messages, each followed by a NUL.
 tests/setup.sh does not install Chromium, which takes 300 MB; without it these tests are skipped."""
 import json
 import os
@@ -322,7 +321,8 @@ def test_masks_are_counted_exactly_and_their_requests_run_in_each_language(serve
         flops = server.metric('attnd_flops_total')
         browser.click('#mask-send')
         browser.wait("document.getElementById('mask-answer').textContent.startsWith('Answered')")
-        # without FlashMask the server also counts the pairs exactly; a backward counts 2.5 times a forward
+        # Without FlashMask the server also counts the visible pairs exactly. A backward counts as 2.5 times the
+        # operations of a forward.
         if 'flashmask' not in form:
             assert server.metric('attnd_flops_total') - flops == want['forward']
     browser.click('#mask-copy')

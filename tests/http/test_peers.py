@@ -1,6 +1,6 @@
 """What the log says about clients: addresses, addresses that trusted proxies forward, names of tokens, why a request
-was refused, and protocols other than the port's. A client's text never makes a second line, or a second pair of name
-and value."""
+was refused, and protocols that the port does not have. No text from a client may add a line to the log, or a pair of
+name and value."""
 import contextlib
 import json
 import re

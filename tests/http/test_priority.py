@@ -1,4 +1,5 @@
-"""`priority` decides which of one token's waiting requests runs first. It does not delay other tokens' requests."""
+"""The option `priority` decides which of one token's waiting requests runs first. It must not delay requests of other
+tokens."""
 import contextlib
 import json
 
@@ -22,9 +23,10 @@ def inference(priority, rows):
 
 
 def test_the_most_urgent_of_a_token_leaves_first_and_others_wait_for_none_of_them(serve, tmp_path):
-    """None of the problems ever ends, so the order shows by leaving: clients leave in the order in which the problems
-    should run. The server counts a client that leaves while its problem runs. The device runs one problem of Bob and
-    one of Alice, so the next leaves only when its problem has reached the device."""
+    """None of the problems ever ends, so the test cannot see the order of their ends. Instead clients leave in the
+    order in which the problems should run. The server counts a client that leaves while its problem runs. The device
+    runs one problem of Bob and one of Alice at a time. So the next client leaves only when its problem has reached the
+    device."""
     tokens = tmp_path / 'tokens'
     tokens.write_text('alice\nbob\n')
     server = serve('--cpu-threads', '1', '--max-batch', '1', '--token-file', tokens)

@@ -1,5 +1,5 @@
 """Runs what README.md and PROTOCOL.md show. Every fenced block of the README is a transcript, or a program with its
-output; a command is found by its beginning. Every request of PROTOCOL.md is sent, and its answer compared."""
+output. The tests find a command by its beginning. They send every request of PROTOCOL.md, and compare its answer."""
 import base64
 import json
 import os

@@ -99,7 +99,7 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
 
     def page():
         return urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read()
-    # the only connection left is that which reads the page
+    # The only connection that is left is the one that reads the metrics page.
     assert eventually(lambda: b'\nattnd_connections 1\n' in page())
     upload = service.Upload(server, request_bytes(FORWARD, wire.small_bytes()))
     try:

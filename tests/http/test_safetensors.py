@@ -1,5 +1,5 @@
-"""Safetensors in both directions: files that the package `safetensors` makes and reads, the same bits as in JSON, the
-effect of the Accept header, and refusals."""
+"""Safetensors in both directions. The tests cover files that the package `safetensors` makes and reads, the same bits
+as in JSON, the effect of the Accept header, and refusals."""
 import base64
 import json
 import struct
@@ -180,8 +180,8 @@ def test_files_of_the_package(server, dtype):
 
 @with_package
 def test_an_odd_answer_has_its_tensors_aligned(server):
-    """An answer with float16 and float32 tensors, in the package's own order, has each tensor aligned as a memory map
-    needs it."""
+    """An answer with float16 and float32 tensors has them in the order that the package safetensors uses. Each tensor
+    is aligned as a memory map needs it."""
     ones = np.ones((1, 3, 1, 1), np.float16)
     body = ask(server, FORWARD, package.save({'q': ones, 'k': ones, 'v': ones})).body
     length, = struct.unpack('<Q', body[:8])

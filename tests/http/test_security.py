@@ -78,8 +78,8 @@ PREFLIGHT = {'Access-Control-Request-Method': 'POST', 'Access-Control-Request-He
 @pytest.mark.parametrize('kind', ['application/json', 'text/plain;charset=UTF-8', 'application/x-www-form-urlencoded'])
 @pytest.mark.parametrize('origin', ['https://example.org', 'http://localhost.example.org', 'null', 'http://localhost:1', 'file://', 'x'])
 def test_a_page_of_another_site_cannot_compute_here(server, origin, kind):
-    """A browser sends text from a page of another site to any server without asking the server first, and reaches
-    127.0.0.1 on its own machine. The server must refuse such requests."""
+    """A page of another site can make a browser send text to any server, even to 127.0.0.1 on the browser's own
+    machine. The browser does not ask the server first. The server must refuse such requests."""
     answer = server.ask('POST', FORWARD, wire.small_bytes(), {'Origin': origin, 'Content-Type': kind})
     assert answer.status == 403 and answer.json()['code'] == 'forbidden-origin', answer
     assert origin in answer.json()['detail'] and '--cors-origin' in answer.json()['detail']

@@ -1,7 +1,7 @@
-"""Triton's shared memory extension (--allow-shm). Triton's unmodified client and its library (triton_shared.py) use it.
-Raw requests do what no good client does: regions are truncated, rewritten, unlinked and unregistered while a request
-uses them; keys name something else; regions belong to other tokens, or exceed limits. After each test the server
-still serves, and holds no region and no memory."""
+"""Triton's shared memory extension (--allow-shm). Some tests use Triton's unmodified client and its library
+(triton_shared.py). Other tests send raw requests that no good client sends. They truncate, rewrite, unlink and
+unregister regions while a request uses them. Their keys name something else, or their regions belong to other tokens,
+or exceed limits. After each test the server must still serve, and hold no region and no memory."""
 import ctypes
 import fcntl
 import json
@@ -279,7 +279,8 @@ def test_an_object_that_its_mode_does_not_open_is_not_taken(shm_server, shm):
         os.chmod(one.path, 0o400)
         refused(register(shm_server, 'r', one.name, 64), 400, 'its mode does not let the server read and write it')
         return
-    # root can open this object, but the server refuses it because it belongs to another user
+    # The test runs as root, who can open every object. The server must refuse an object of another user, unless its
+    # mode lets everybody read and write it.
     os.chown(one.path, 12345, 12345)
     for mode, taken in ((0o600, False), (0o644, False), (0o660, False), (0o606, True), (0o666, True)):
         os.chmod(one.path, mode)
@@ -468,8 +469,8 @@ def test_an_output_whose_object_was_truncated_is_refused_and_the_object_stays_sh
 
 @pytest.mark.limit(120)
 def test_objects_that_are_truncated_and_rewritten_all_the_time_cost_nobody_anything(shm_server, shm):
-    """While clients truncate and rewrite objects all the time, answers are 200 or 400. The server checks a mask in its
-    own copy, so a mask cannot change after the check."""
+    """While clients truncate and rewrite objects all the time, every answer must have status 200 or 400. The server
+    checks a mask in its own copy, so a client cannot change the mask after the check."""
     arrays, data = problem(S=3000, H=1)
     lengths = np.array([3000], np.int32)
     arrays = {'seqlens_k': lengths, **arrays}
@@ -509,8 +510,8 @@ def test_objects_that_are_truncated_and_rewritten_all_the_time_cost_nobody_anyth
 
 
 def test_a_limit_on_file_sizes_is_an_error_and_not_the_end(serve, shm, tmp_path):
-    """If the system limits the size of files (`ulimit -f`), it sends SIGXFSZ for a write beyond the limit. The server
-    must answer with an error, and not end."""
+    """If the system limits the size of files (`ulimit -f`), a write beyond the limit causes the signal SIGXFSZ. The
+    server must answer with an error, and must not end."""
     script = tmp_path / 'attnd'
     # 2048 blocks are 1 or 2 MiB, depending on the shell
     script.write_text(f'#!/bin/sh\nulimit -f 2048\nexec {os.path.abspath(service.BINARY)} "$@"\n')
@@ -537,8 +538,9 @@ def running(server, count=1):
 
 @pytest.mark.parametrize('S', [4, 2048])
 def test_what_happens_to_a_region_while_a_request_runs(fake, gate, shm, S):
-    """While a request runs, a client rewrites the request's region: the request must use the server's copy. The region
-    is unregistered and unlinked: the request must still hold the memory. At the end the server must hold nothing."""
+    """While a request runs, a client rewrites the request's region. The request must use the copy that the server has
+    made. The client also unregisters and unlinks the region. The request must still hold the region's memory. At the
+    end the server must hold nothing."""
     server = fake(f'hold={gate.path}@1', *ALLOW)
     arrays, data = problem(S=S)
     one, out = shm(0, data), shm(arrays['q'].nbytes)
@@ -619,7 +621,7 @@ def test_a_saved_context_does_not_keep_regions(shm_server, shm):
     refused(infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('dq', 255)}), 400, 'dq: has 256 bytes')
     answer = infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('dq', 256)})
     assert answer.status == 200, answer.body
-    # this request sends the saved forward's tensors again, to compute the same gradients
+    # This request sends the tensors of the saved forward again, to compute the same gradients.
     want = np.frombuffer(by_json(shm_server, {**arrays, **dout}, 'backward')['dq'], np.float32)
     assert np.allclose(np.frombuffer(three.read(), np.float32), want, atol=1e-5)
     assert eventually(lambda: shm_server.metric('attnd_staging_bytes', kind='used') == 0)
@@ -734,8 +736,8 @@ def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
 
 @pytest.mark.limit(180)
 def test_nobody_waits_while_much_is_read(shm_server, shm):
-    """The server reads 512 MiB, and then refuses them for their shape; a probe must not wait meanwhile. test_loop.c
-    tests that another thread than the scheduler's loop writes outputs."""
+    """The server reads 512 MiB of shared memory, and then refuses the tensors for their shape. A probe must not wait
+    meanwhile. test_loop.c tests that outputs are written by another thread than the scheduler's loop."""
     one = shm(256 << 20)
     assert register(shm_server, 'in', one.name, one.size).status == 200
     bad = {'inputs': [{'name': n, 'shape': [1, 1 << 20, 2, 32 if n != 'v' else 31], 'datatype': 'FP32', 'parameters': place('in', 256 << 20)} for n in 'qv']}
@@ -843,8 +845,8 @@ def map_into(one, data, offset=0):
 
 @pytest.fixture
 def pinned(fake, shm):
-    """pinned(data, size) returns (server, object): the object is registered as region 'r', and the devices copy
-    directly from it (it is pinned)."""
+    """pinned(data, size) returns (server, object). The object is registered as region 'r', and it is pinned: the
+    devices copy directly from it."""
     def start(data, size, *options, script='', **more):
         server = fake(script, *ALLOW, *options, **more)
         one = shm(size, data)
@@ -892,8 +894,8 @@ def test_each_device_copies_its_heads_of_pinned_tensors(pinned):
 
 
 def test_sums_over_queries_of_several_devices_are_written_to_pinned_regions(pinned):
-    """The devices write their queries of dq, and the elements of dk and dv that they have added up, to the region. The
-    CPU writes nothing."""
+    """Two devices compute a problem in parts. Each device writes its own queries of dq to the region, and the elements
+    of dk and dv for which it has added up the parts' sums. The CPU writes nothing."""
     rng = np.random.default_rng(1)
     arrays = {n: rng.standard_normal((1, 2048, 1 if n in 'kv' else 2, 64)).astype(np.float32) for n in ('q', 'k', 'v', 'dout')}
     data = b''.join(a.tobytes() for a in arrays.values())

@@ -56,9 +56,9 @@ class Load:
                         if answer.will_close:
                             break
                     except (OSError, http.client.HTTPException) as e:
-                        # If the server closes a kept connection before a byte of the next request was read, that
-                        # request was not accepted. But a connection's first request was accepted, and so was a request
-                        # whose answer was cut: they count as lost.
+                        # If the server closes a kept connection before it has read a byte of the next request, it did
+                        # not accept that request. It did accept a connection's first request, and every request whose
+                        # answer was cut. These count as lost.
                         self.lost.append((type(e).__name__, sent, len(got)))
                         break
             finally:
@@ -82,14 +82,14 @@ def test_under_load_everything_accepted_is_answered(sig, pause):
     assert set(load.answered) <= {200, 503}, set(load.answered)
     cut = [x for x in load.lost if x[0] not in ('RemoteDisconnected', 'ConnectionResetError', 'BrokenPipeError')]
     assert not cut, cut
-    # at most one request per connection was on its way when the server closed it
+    # each of the six threads has one connection, and at most one request was on its way there when the server closed it
     assert len(load.lost) <= 6, f'{load.lost}\n{server.log()}'
 
 
 @pytest.mark.limit(120)
 def test_again_and_again(tmp_path):
-    """Several threads take part in a shutdown, in an order that varies, so the test starts and stops many servers, with
-    requests in every stage."""
+    """Several threads take part in a shutdown, in an order that varies. The test therefore starts and stops many
+    servers, with requests in every stage."""
     for round_ in range(8 if service.SLOWER > 1 else 20):
         server = Server('--cpu-threads', '1').start()
         load = Load(server, threads=4)
@@ -126,8 +126,8 @@ def test_an_upload_that_has_begun_is_finished():
 
 
 def test_readiness_goes_first():
-    """During a drain /readyz fails first; a new connection is refused or gets 503, and an existing connection is told
-    to close."""
+    """During a drain /readyz fails first. A new connection is refused or gets 503. An existing connection is told to
+    close."""
     server = Server('--cpu-threads', '1', '--max-batch', '1').start()
     body = slow.calibrated(server, 1.0)
     held = server.connect()
@@ -146,8 +146,8 @@ def test_readiness_goes_first():
 
 @pytest.mark.parametrize('options', [[], ['--supervise']])
 def test_who_comes_during_a_drain_is_refused_at_once(options):
-    """A draining server refuses new connections at once. If it accepted them, they would wait for a server that is
-    about to end; after a refusal a load balancer takes the next server."""
+    """A draining server refuses new connections at once, and a load balancer then takes the next server. If it accepted
+    connections, their clients would wait for a server that is about to end."""
     server = Server(*options).start()
     upload = Upload(server)
     server.process.send_signal(signal.SIGTERM)
@@ -167,8 +167,8 @@ def test_who_comes_during_a_drain_is_refused_at_once(options):
 
 @pytest.mark.parametrize('options', [[], ['--supervise']])
 def test_nobody_is_let_in_by_a_socket_that_is_about_to_close(tmp_path, options):
-    """The kernel completes handshakes between the server's last accept() and close(). Such a client sends its request
-    and gets a reset, and a load balancer may not repeat the request. The server must prevent that."""
+    """The system's kernel may complete a handshake between the server's last accept() and its close(). The client then
+    sends a request and gets a reset. A load balancer may not repeat such a request, so the server must prevent this."""
     gate = tmp_path / 'gate'
     server = Server(*options, env=service.shimmed(HANG_CLOSE=gate)).start()
     gate.touch()
@@ -212,9 +212,9 @@ def ask_those_kept(server):
 
 
 def test_connections_that_a_balancer_keeps_are_good_for_its_next_requests(serve):
-    """A load balancer does not know yet that the server drains, so the server must answer requests on connections that
-    the balancer keeps. If the server closed these connections, a request would sometimes be on its way at that
-    moment."""
+    """A load balancer does not know yet that the server drains. The server must therefore answer requests on
+    connections that the balancer keeps. If it closed these connections, a request would sometimes be on its way at that
+    moment, and would be lost."""
     assert any(ask_those_kept(serve()) for _ in range(8)), 'this machine never asks in time'
 
 
@@ -310,8 +310,8 @@ HARD_STOP_S = 2 + 5  # a server that hangs ends this many seconds after the drai
 
 @pytest.mark.parametrize('where', ['HANG_STOP', 'HANG_RESUME'])
 def test_a_stop_that_hangs_ends_with_71(tmp_path, where):
-    """The end of the server hangs in libmicrohttpd, which waits for its threads, or in the scheduler's loop, which then
-    does not see the signal. The server must end with status 71."""
+    """The server's end hangs in libmicrohttpd, which waits for its threads, or in the scheduler's loop, which then does
+    not get the signal. The server must end with status 71."""
     gate = tmp_path / 'gate'
     server = Server('--drain-ms', '100', env=service.shimmed(**{where: gate})).start()
     body = slow.calibrated(server, 0.2)

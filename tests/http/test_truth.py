@@ -30,8 +30,8 @@ def verified_by_device(server):
 
 @pytest.mark.parametrize('lengths', ['none', 'queries', 'both', 'gaps', 'cache'])
 def test_a_device_finds_what_the_cpu_finds(fake, lengths):
-    """A device that computes results in float64 must find the same errors as a CPU that verifies for a device which
-    does not. Both compare all rows."""
+    """One server verifies on a device that computes results in float64. The other server has a device that does not, so
+    its CPU verifies. Both compare all rows, and must find the same errors."""
     members = wire.small_body() if lengths == 'none' else test_lengths.problem(lengths)[0]
     device, cpu = fake(), fake('truth.none')
     for options in ({}, {'causal': True}, {'dropout_p': 0.5, 'seed': 3}, {'out_dtype': 'bfloat16'}):
@@ -88,14 +88,14 @@ def test_a_device_verifies_more_than_the_cpu_may(fake):
 
 
 def test_what_a_device_verifies_is_in_no_budget_of_the_cpu(fake):
-    """One body has three problems. The CPU would verify only the first, but the device must verify all."""
+    """A body has three problems. The CPU would verify only the first one. The device must verify all of them."""
     responses = fake().forward(requests=[much(verify='all')] * 3).json()['responses']
     assert [r['verification']['rows'] for r in responses] == [4097] * 3
 
 
 def test_the_time_of_a_truth_is_expected_before_it_is_spent(fake):
-    """The expected time of a verification counts toward --max-seconds and the deadline. The fake device says that a
-    multiply-add takes a nanosecond, so all rows take 1.07 s."""
+    """The server estimates the time of a verification, and counts it toward --max-seconds and the deadline. The fake
+    device says that a multiply-add takes a nanosecond, so verifying all rows takes 1.07 s."""
     server = fake('', '--max-seconds', 1)
     assert server.forward(**much()).status == 200
     answer = server.forward(**much(verify='all'))
@@ -117,7 +117,7 @@ def test_a_truth_is_charged_to_its_token(fake, tmp_path):
 
 @pytest.mark.parametrize('where', ['first', 'second'])
 def test_an_error_of_the_truth_fails_its_request(fake, where):
-    """The two heads are verified in two steps, either of which may fail."""
+    """The two heads of the problem are verified in two steps. Each of the steps may fail."""
     server = fake(f'truth.err=9@{1 if where == "first" else 2}')
     answer = server.forward(**wire.small_body(), verify='all')
     assert answer.status == 500 and 'truth' in answer.json()['detail'] and 'error 9' in answer.json()['detail'], answer
@@ -140,7 +140,8 @@ def test_nobody_waits_for_the_truth_of_another(fake, gate):
 
 
 def test_a_deadline_ends_the_truth(fake, gate):
-    """A deadline must end the verification after its first step; the second step would lose the device."""
+    """The deadline must end the verification after its first step. If the second step began, the device would be
+    lost."""
     server = fake(f'truth.hold={gate.path}@1,truth.err=700@2')
     answer = server.forward(**wire.small_body(), verify='all', timeout_ms=500)
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer

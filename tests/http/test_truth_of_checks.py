@@ -1,6 +1,6 @@
-"""Checks whose float64 results a device computes (attn_truth_some()): the judge, which compares a client's results with
-exact ones on the CPU, then compares all rows of a large problem. The devices are fake ones, whose float64 results
-are right. test_check.py tests checks that the CPU does alone."""
+"""Checks for which a device computes the float64 results (attn_truth_some()). The judge, which compares a client's
+results with exact ones on the CPU, can then compare all rows of a large problem. The devices are fake ones, whose
+float64 results are right. test_check.py tests checks that the CPU makes alone."""
 import base64
 import json
 import os
@@ -91,8 +91,8 @@ def test_a_gradient_that_no_device_computes_stays_with_the_cpu(fake, problem):
 
 
 def test_all_rows_of_a_long_problem_are_compared(fake, long_problem):
-    """One wrong number among 16384 rows must be found, wherever it is. Only some of the rows are also computed as a
-    right kernel would."""
+    """One wrong number among 16384 rows must be found, wherever it is. To learn the usual rounding errors, the server
+    also computes some rows as a right kernel would. The wrong number need not be in these rows."""
     server = fake()
     results = results_of(server, long_problem)
     right = check(server, long_problem, **results)
@@ -106,7 +106,8 @@ def test_all_rows_of_a_long_problem_are_compared(fake, long_problem):
 
 
 def test_all_rows_of_a_long_backward_are_compared(fake):
-    """A wrong tile of keys or of queries is found. One head takes 1.1 * 2^31 multiply-adds."""
+    """The check must find a wrong tile of keys and a wrong tile of queries. One head of this problem takes 1.1 * 2^31
+    multiply-adds."""
     rng = np.random.default_rng(3)
     members, _ = wire.random_problem(rng, Sq=1800, H=1, D=128, dtype='bfloat16', causal=True)
     members['dout'] = wire.tensor(rng.standard_normal((1, 1800, 1, 128)), 'bfloat16')
@@ -136,8 +137,8 @@ def test_several_checks_of_one_body(fake, problem):
 
 
 def test_what_takes_a_device_too_long_is_checked_by_the_cpu(fake, problem):
-    """The fake device says that it needs 92 ms for these float64 results, more than half of the time until the
-    deadline."""
+    """The fake device says that it needs 92 ms for the float64 results. This is more than half of the time until the
+    deadline, so the CPU makes the check."""
     server = fake('truth.err=700')
     answer = server.post(CHECK, {**problem, **results_of(server, problem), 'timeout_ms': 100})
     assert answer.status in (200, 504) and server.get('/readyz').status == 200
@@ -177,8 +178,8 @@ def test_others_do_not_wait_for_a_check(fake, problem, gate):
 
 
 def test_a_device_without_float64_beside_one_with_it(fake, problem, gate):
-    """The second device gets the second check, because the first is busy. The second device computes nothing in
-    float64, so the CPU does."""
+    """The first device is busy, so the second device gets the second check. The second device computes nothing in
+    float64, so the CPU computes these results."""
     server = fake(f'0:truth.hold={gate.path}@1,1:truth.none', devices=2)
     slow = Asking(server, {**problem, 'out': problem['q']}, path=CHECK)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -190,7 +191,7 @@ def test_a_device_without_float64_beside_one_with_it(fake, problem, gate):
 
 
 def test_a_deadline_ends_the_truth_of_a_check(fake, problem, gate):
-    """The deadline ends the work after its first step; the second step would lose the device."""
+    """The deadline must end the work after its first step. If the second step began, the device would be lost."""
     server = fake(f'truth.hold={gate.path}@1,truth.err=700@2')
     answer = server.post(CHECK, {**problem, 'out': problem['q'], 'timeout_ms': 1000})
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer

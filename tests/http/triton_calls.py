@@ -245,8 +245,8 @@ def statistics():
 
 
 def decoding():
-    """Decodes with sequences and with caches. The last queries agree to float16 with a causal forward over all keys at
-    /v1."""
+    """Decodes with sequences (decode sessions of KServe) and with caches. The results of the last queries agree, within
+    float16's accuracy, with a causal forward over all keys at /v1."""
     def close(result, q, k, v):
         want = by_json('forward', {'q': q, 'k': k, 'v': v}, causal=True)['out']
         got = result.as_numpy('out')

@@ -29,7 +29,8 @@ def memory(byte_size):
 
 
 def sizes(arrays):
-    """Lays the arrays out one after the other. Returns {name: offset}, and the offset behind the last array."""
+    """Lays the arrays out one after the other. Returns {name: offset}, and the offset of the first byte after the last
+    array."""
     at, end = {}, 0
     for name, a in arrays.items():
         at[name] = end
@@ -87,8 +88,8 @@ def inputs_and_outputs():
 
 
 def mixtures():
-    """For inputs and for outputs, some tensors are in shared memory, some are bytes behind the JSON, and some are
-    numbers in the JSON."""
+    """Among the inputs and among the outputs, some tensors are in shared memory, some are bytes after the JSON, and
+    some are numbers in the JSON."""
     with triton.InferenceServerClient(HOST) as c:
         t = tensors(['q', 'k', 'v', 'dout'], dtype=np.float32)
         want = by_json('backward', t)

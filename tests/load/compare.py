@@ -1,14 +1,13 @@
-"""attnd and the Python peer under the same wrk lines on the same machine: compare.py [--seconds N] [--rounds N]
-[--sizes small,medium]
+"""Compares attnd with a Python server (python_peer.py) under the same wrk lines on the same machine: compare.py
+[--seconds N] [--rounds N] [--sizes small,medium]
 
     PEER_PYTHON=build/peer/bin/python python3 tests/load/compare.py
 
-The two servers run in turns, never at the same time. The table has the median round of each; the ratio is the median of
-the rounds' own ratios, because a virtual machine's speed changes from minute to minute. The Python server's first
-answers are compared with attnd's, to be sure that both compute the same. A third program shows the most that this
-machine and wrk allow: bare_mhd.c, a libmicrohttpd program with as many threads, reads the small body, computes nothing,
-and answers as many constant bytes.
-"""
+The two servers run in turns, never at the same time. The table has the median round of each server. The ratio is the
+median of the rounds' own ratios, because a virtual machine's speed changes from minute to minute. The Python server's
+first answers are compared with attnd's, to be sure that both compute the same. A third program shows the most that this
+machine and wrk allow. It is bare_mhd.c, a libmicrohttpd program with as many threads, which reads the small body,
+computes nothing, and answers with as many constant bytes."""
 import argparse
 import base64
 import json
@@ -23,7 +22,8 @@ import service
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get('PEER_PYTHON', sys.executable)
-# bytes of an answer to the small body: base64 of out (32768 bytes) and lse (1024 bytes), and the JSON around them
+# bytes of an answer to the small body: the base64 of out (32768 bytes) and of lse (1024 bytes), and the JSON around
+# both
 SMALL_ANSWER = 45400
 
 

@@ -3,17 +3,17 @@
 Starts build/attnd (or ATTND_BINARY), unless --url names a running server. Makes caches (--heads 32:8, -D 128,
 bfloat16), fills them, and repeats one request over one keep-alive connection (safetensors): a decode step with a query
 for each cache. The step also appends each query's key and value, unless --read-only is given. A row has the median and
-the 99th percentile of the time at the client, in microseconds; the medians of the server's stages (Server-Timing), into
-which the first median divides; and the bytes of a request and its answer:
+the 99th percentile of the time at the client, in microseconds. It also has the medians of the stages that the server
+reports (Server-Timing), and the bytes of a request and its answer. The stages add up to the median at the client:
 
     wire             the rest of the client's time: network, receiving, hand-overs between threads, the client itself
     decode, encode   decoding the body, and encoding the answer
     wait             waiting until a device takes the request
     launch           work of the device's thread until the device begins, and idle time of the device after the copies
                      while its kernels are not yet on the stream
-    copy             copying inputs to the device, and outputs back kernel           kernels on the device. In CUDA
-    shared memory, where an idle device is used at once, this is the time
-                     from the last call of the launch until the server sees the end
+    copy             copying inputs to the device, and outputs back
+    kernel           kernels on the device. If tensors lie in CUDA shared memory, an idle device is used at once. The
+                     stage is then the time from the last call of the launch until the server sees the end
 
     --forks          the caches of a row are forks of one cache
     --shm system     queries, keys, values and outputs lie in POSIX shared memory, and a request (KServe,

@@ -1,12 +1,12 @@
-"""How long one client waits while another one floods the server.
+"""Measures how long one client waits while another one floods the server.
 
     python3 tests/load/fairness.py build/attnd [other/attnd ...]
 
-Two clients with different tokens: Alice sends one problem after another, first alone and then while Bob keeps many
-connections busy. The programs run in turns. For each, the script prints the median, the 99th percentile and the longest
-of Alice's times in milliseconds, and how many answers per second Bob gets at the same time. The aim: a problem that
-takes a time t alone is answered within 2 t + 50 ms, whatever Bob sends. `--devices` is passed on to the server.
-"""
+Two clients have different tokens. Alice sends one problem after another, first alone, and then while Bob keeps many
+connections busy. The programs run in turns. For each program, the script prints the median, the 99th percentile and the
+longest of Alice's times in milliseconds. It also prints how many answers per second Bob gets at the same time. The aim:
+a problem that takes a time t alone is answered within 2 t + 50 ms, whatever Bob sends. `--devices` is passed on to the
+server."""
 import argparse
 import base64
 import http.client

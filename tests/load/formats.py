@@ -1,11 +1,11 @@
-"""The same forwards as JSON, as safetensors, as KServe binary,
-and through system shared memory: formats.py [--url URL] [--seconds N]
+"""Measures the same forwards as JSON, as safetensors, as KServe binary, and through system shared memory:
+formats.py [--url URL] [--seconds N]
 
     python3 tests/load/formats.py --sizes small,medium,large --rounds 3
 
 Starts build/attnd (or ATTND_BINARY), unless --url names a running server (which must have --allow-shm /attnd). First,
-wrk (own.lua) sends the bodies of load.py's sizes (float16, causal) in each form in turn: the table has each form's
-median round, and its ratio to JSON in the same round. Then one Python process measures over one connection:
+wrk (own.lua) sends the bodies of load.py's sizes (float16, causal) in each form in turn. The table has the median round
+of each form, and the ratio to JSON in the same round. Then one Python process measures over one connection:
 
     tritonclient     Triton's own client with binary tensors, if installed, with its time to build and read them
     shared memory    KServe with q, k, v and out in POSIX shared memory; a request and its answer are one line each

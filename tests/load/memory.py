@@ -34,8 +34,8 @@ def memory(server, what):
 
 
 def body(args):
-    """Returns the JSON of a forward whose tensors have args.bytes bytes. With args.kind 'json' it has one query and so
-    a short answer; otherwise it has as many queries as makes the answer large too."""
+    """Returns the JSON of a forward whose tensors have args.bytes bytes. If args.kind is 'json', the forward has one
+    query, so its answer is short. Otherwise it has so many queries that its answer is large too."""
     keys = args.bytes // (2 * 64 * 2)
     queries = 1 if args.kind == 'json' else keys // 2
     x = {n: wire.tensor(np.zeros((1, m, 1, 64)), 'float16') for n, m in (('q', queries), ('k', keys - queries // 2), ('v', keys - queries // 2))}
@@ -43,8 +43,9 @@ def body(args):
 
 
 def crowd(server, count, rounds, request):
-    """Runs `rounds` rounds. In each, every connection first sends its body except for the last byte. When all have, the
-    last bytes are sent and the answers read. At that moment all connections hold as much memory as they can get."""
+    """Runs `rounds` rounds. In each round, every connection first sends its body except for the last byte. After all
+    connections have done so, they hold as much memory as they can get. Then the last bytes are sent and the answers
+    read."""
     answers, lock, gate = {}, threading.Lock(), threading.Barrier(count)
 
     def client():

@@ -1,13 +1,12 @@
-"""A Python server of POST /v1/attention/forward, written as a good Python programmer would: aiohttp, uvloop, PyTorch.
-compare.py measures attnd against it.
+"""A Python server of POST /v1/attention/forward, written as a good Python programmer would write it: with aiohttp,
+uvloop and PyTorch. compare.py measures attnd against it.
 
     python tests/load/python_peer.py --port 8090 [--processes N] [--cuda]
 
-One process per core shares the port (SO_REUSEPORT), with one PyTorch thread in each. binascii, the fastest of the
-standard library, decodes base64; orjson parses JSON if it is installed. The attention is PyTorch's own CPU flash
-kernel, or with --cuda its GPU flash kernel, because these return the log-sum-exp too. The answer is joined from bytes
-without another pass over the tensors. The only options are causal and scale.
-"""
+One process per core shares the port (SO_REUSEPORT). Each process has one PyTorch thread. binascii, the fastest module
+of the standard library for this, decodes base64. orjson parses JSON if it is installed. PyTorch's own CPU flash kernel
+computes the attention, or with --cuda its GPU flash kernel, because these return the log-sum-exp too. The answer is
+joined from bytes without another pass over the tensors. The only options are causal and scale."""
 import argparse
 import binascii
 import json

@@ -45,8 +45,8 @@ static char *put_tensor(char *at, const char *name, long rows, uint64_t *state)
         uint8_t b[3] = { 0, 0, 0 };
         for (size_t j = 0; j < 3 && i + j < bytes; j++) {
             const uint64_t r = xorshift(state);
-            /* Random float16 numbers. The low byte (even index) is random. The high byte has a random sign, and an
-             * exponent for magnitudes from 0.125 to 2. */
+            /* Makes random float16 numbers, byte by byte. The low byte (even index) is random. The high byte has a
+             * random sign, and an exponent for magnitudes from 0.125 to 2. */
             b[j] = (i + j) % 2 == 0 ? (uint8_t)r : (uint8_t)((r & 0x80) | (0x30 + (r >> 8) % 16));
         }
         *at++ = alphabet[b[0] >> 2];

@@ -884,7 +884,7 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* Returns by how much a result may change if the device adds doubles in another order. */
+/* Returns by how much a float64 result of the device may change if the device adds its terms in another order. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
@@ -952,8 +952,8 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
                  t->distance[result].max_abs, t->distance[result].largest, distance.max_abs, distance.largest);
         good = false;
     }
-    /* The device and the reference backend may round a number in opposite directions if it is near the middle between
-     * two numbers of the dtype. In float32 this is rare, except for averages (a scale of 0). */
+    /* A number may lie near the middle between two neighbouring numbers of the dtype. The device and the reference
+     * backend may then round it in opposite directions. In float32 this is rare, except for averages (a scale of 0). */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
              (long long)t->count[result]);
@@ -1038,7 +1038,7 @@ UNWATCHED static double score_size(const struct fixture *f)
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    /* A capped score is below the softcap; the factor 8 allows for errors in computing the cap. */
+    /* A score with softcap is below the softcap. The factor 8 allows for the errors of the computed softcap. */
     if (g.softcap > 0) size = fmin(size, 8 * g.softcap);
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
@@ -1223,8 +1223,9 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* Computes the reference results in another way, to see how much rounding changes them. A backward gets rounded out
-     * and lse as inputs, or computes them if `want` got them. A forward with few outputs gets a slightly changed v. */
+    /* Computes the reference results in another way, to see how much rounding changes them. If `want` computed out and
+     * lse itself, this backward gets rounded out and lse as inputs. If `want` got them as inputs, this backward
+     * computes them. A forward with few outputs gets slightly changed values v. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

@@ -12,9 +12,9 @@
  * Tolerances. The truth is the result of the reference backend (in double) for the same rounded inputs. A result x may
  * differ from the truth by
  *     limit * |truth|   + 2 * sensitivity   + noise
- * This is tested twice: for the largest elements, and for the whole tensor, with |.| as the Frobenius norm. Rows of
- * `out` are also tested one by one, because in a causal problem the first rows are many times larger than the last.
- *   limit        the number in limits_of; raised where scores are so large that float32 cannot hold them better
+ * This rule is tested for the largest elements, and for the whole tensor, with |.| as the Frobenius norm. Rows of `out`
+ * are also tested one by one, because in a causal problem the first rows are many times larger than the last rows.
+ *   limit        the number in limits_of; it is higher where scores are so large that float32 cannot hold them better
  *   sensitivity  how much the truth itself changes when out and lse are rounded to the dtype before the backward, which
  *                no kernel can avoid
  *   noise        the error of sums whose terms cancel
@@ -37,7 +37,8 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof *(a))
 
-/* Problems are designated initialisers that override the defaults of SPEC(). */
+/* A test writes a problem as SPEC(...), whose designated initialisers override the defaults inside SPEC(). The compiler
+ * would warn of each override. */
 #pragma GCC diagnostic ignored "-Woverride-init"
 
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
@@ -84,11 +85,11 @@ struct spec {
     int64_t window_left, window_right;
     double softcap, dropout_p;
     uint64_t seed;
-    int sequences; /* if not 0, the number of packed sequences; q_lengths and k_lengths then replace B, Sq and Sk */
+    int sequences; /* number of packed sequences, or 0. If it is not 0, q_lengths and k_lengths replace B, Sq and Sk. */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
     int alibi; /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
-    /* shapes of bias and keep_mask. 0: absent; otherwise 1 plus the axes that are not broadcast: 1 for B, 2 for H, 4
-     * for Sq */
+    /* Shapes of bias and keep_mask. 0: the tensor is absent. Otherwise the number is 1 plus a sum for the axes that are
+     * not broadcast: 1 for B, 2 for H, 4 for Sq. */
     int bias, keep_mask;
     double bias_hidden, keep; /* bias_hidden: fraction of -inf in bias; keep: fraction of 1 in keep_mask */
     int keep_tail;            /* if not 0, keep_mask covers only this number of keys, the last ones */
@@ -103,7 +104,8 @@ struct spec {
     /* largest number of NaN rows between two packed sequences */
     int gaps;
     bool key_rows; /* whether queries are packed, while k and v are [B, Sk, Hk, D] with seqlens_k */
-    /* number of keys per page of k and v; 0: no pages. seqlens_k is then given, and Sk is a multiple of page_size. */
+    /* Number of keys per page of k and v, or 0 without pages. With pages seqlens_k is given, and Sk is a multiple of
+     * page_size. */
     int page_size;
     bool fp8_keys; /* whether k and v of a forward are float8_e4m3fn, while q has `dtype` */
     bool fp8_scales;
@@ -146,8 +148,8 @@ void spec_print(FILE *file, const struct spec *s);
 struct fixture {
     struct spec spec;
     attn_problem p;
-    /* a block of memory for each tensor, owned by the fixture: guard bytes, bytes that shift the address, the tensor,
-     * guard bytes */
+    /* For each tensor, a memory block that the fixture owns. The block holds guard bytes, then bytes that shift the
+     * tensor's address, then the tensor, then guard bytes again. */
     uint8_t *block[ATTN_TENSOR_COUNT];
     size_t block_bytes[ATTN_TENSOR_COUNT];
 };
@@ -175,7 +177,8 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    /* feature bits added to every plan, so that only a kernel that accepts all features computes the problem */
+    /* Feature bits that are added to every plan (choice of a kernel). Only a kernel that accepts all features can then
+     * compute the problem. */
     uint64_t also;
     /* whether the problems run in several calls of attn_run_some(), with a wait after each call */
     bool in_steps;
@@ -208,8 +211,8 @@ extern const struct limits limits_of[];
 /* Returns the largest absolute value of the tensor's finite elements. */
 double largest(const attn_tensor *t);
 /* Returns whether the results of `got` agree with the reference results `want`. If not, `why` becomes a sentence that
- * says where. `other` is NULL, or the reference results computed in another way (with out and lse rounded before the
- * backward), which show how much rounding changes them. */
+ * says where. `other` is NULL, or reference results computed after out and lse were rounded. The difference between
+ * `want` and `other` shows how much rounding changes the results. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
 /* Returns whether the run has left inputs, guard bytes, and the gaps between rows unchanged. `before` is a copy of the

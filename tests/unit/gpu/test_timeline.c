@@ -1,5 +1,5 @@
-/* test_timeline.c: tests with recorded times the functions by which tests/gpu/overlap.c finds out whether requests
- * overlap. */
+/* test_timeline.c: tests the functions by which tests/gpu/overlap.c finds out whether requests overlap on a GPU. The
+ * tests use times that were recorded on a GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "tests/gpu/timeline.h"
 
 /* Times recorded on one H200. Request 0 was copied to the host from 6.68 to 8.07 ms, while the kernel of request 1 ran.
- * The same copy alone took twice as long, because of a disturbance. */
+ * When request 0 ran alone, the same copy took twice as long, because something else disturbed it. */
 static const struct times recorded[] = {
     { { 0, 2980, 6680, 8070 } },
     { { 2980, 5960, 10440, 11830 } },

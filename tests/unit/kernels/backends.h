@@ -1,5 +1,5 @@
-/* backends.h: declarations shared by the backends_*.c files of test_backends: the backend under test, which problems
- * this process tests, short names for shapes, and the tests. */
+/* backends.h: declarations shared by the backends_*.c files of test_backends. They are the backend under test, the
+ * choice of the problems that this process tests, short names for shapes, and the tests. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
 
@@ -60,13 +60,13 @@ void give_pages(struct spec *s, int64_t page_size);
 struct spec random_spec(uint64_t seed);
 /* Runs the problems forward and backward. Returns how many of them disagree with the reference backend. */
 int problems_disagree(const struct spec *list, size_t count);
-/* Checks that problems draw(9000) to draw(9000 + count - 1) have the same bits alone as together in one call. `count`
- * is at most 16. */
+/* Checks that each of the problems draw(9000) to draw(9000 + count - 1) has the same result bits when it runs alone and
+ * when all run in one call. `count` is at most 16. */
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count);
 /* Checks that the backend and the reference backend agree on the problems draw(first) to draw(first + count - 1). */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
-/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of `whole` from element `first` on.
- * The tensor's first axis must be the batch or the packed rows. */
+/* Asserts that tensor `id` of the problem `part` has the same bits as the elements of tensor `id` of `whole` from
+ * element `first` on. The tensor's first axis must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
 /* ---- The tests that each file defines ---------------------------------------------------------------------------- */

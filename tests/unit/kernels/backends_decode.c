@@ -10,8 +10,9 @@
 
 /* ---- Tests of decoding: few queries, many keys ------------------------------------------------------------------- */
 
-/* The numbers of keys and rows (queries of all heads of a group) lie just below and above the limits of kernels.
- * Kernels split the keys at multiples of 128 to 2048, and differ for up to 16, up to 64, and more rows. */
+/* The numbers of keys and rows (queries of all heads of a group) lie just below and above the limits at which kernels
+ * change. Kernels split the keys at multiples of 128 to 2048. One kernel takes up to 16 rows, another up to 64, and
+ * others more. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -163,8 +164,8 @@ void test_keys_of_a_chunk_agree_with_the_reference(void **state)
     assert_all_agree(chunks, ARRAY_SIZE(chunks));
 }
 
-/* Results that are finite must not be computed again, row by row. The emulator refuses such repairs in tests named
- * test_scores*. */
+/* The library computes a row a second time ("repairs" it) if its results are not finite. All results here are finite,
+ * so no row may be computed twice. The GPU emulator fails if that happens in a test named test_scores*. */
 void test_scores_of_a_chunk_need_no_repair(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -181,8 +182,8 @@ void test_scores_of_a_chunk_need_no_repair(void **state)
     assert_all_agree(chunks, ARRAY_SIZE(chunks));
 }
 
-/* Problems in one call must have the same bits as alone, even if the GPU starts a kernel before the previous one has
- * ended. */
+/* Problems that run together in one call must have the same bits as each problem alone. This must hold even if the GPU
+ * starts a kernel before the previous kernel has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -350,7 +351,7 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
 }
 
 /* With float8 keys, a kernel may convert bfloat16 queries to float16, whose range is smaller. Tiny and huge queries
- * must not be lost: q times 2^n with the scale times 2^-n must give the same `out`. */
+ * must not be lost. With q times 2^n and the scale times 2^-n, `out` must stay the same. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -525,8 +526,8 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* A kernel may divide the work among thread blocks in different ways: with or without pages, in a batch or alone. The
- * bits must be equal. */
+/* A kernel may divide its work among thread blocks in one way with pages and in another way without, and likewise in a
+ * batch and alone. The bits must be equal in all these ways. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {

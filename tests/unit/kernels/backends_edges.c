@@ -1,5 +1,6 @@
-/* backends_edges.c: tests that compare results with those of the reference backend. The problems are those that broke
- * other libraries (kernels/README.md, "Where attention breaks"), a grid of sizes and options, and random problems. */
+/* backends_edges.c: tests that compare results with those of the reference backend. There are three groups of problems:
+ * those that broke other libraries (kernels/README.md, "Where attention breaks"), a grid of sizes and options, and
+ * random problems. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -336,8 +337,8 @@ static const struct spec edge_cases[] = {
 /* These problems run forward only, because their gradients would be beyond the range of their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* With such scores, score * factor - x differs greatly between a rounded product and a fused multiply-add. If a
-     * kernel mixes the two, P may be far above 1. */
+    /* At scores of 1e9 and more, score * factor - x depends greatly on whether the product is rounded before the
+     * subtraction or a fused multiply-add computes both. If a kernel mixes the two ways, P may be far above 1. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -353,7 +354,8 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Numbers are as large as float32 can hold. Problems with float8, `v_most` or a `q_amp` of 1e-19 run forward only. */
+/* The numbers of these problems are as large as float32 can hold. Problems with float8, `v_most` or a `q_amp` of 1e-19
+ * run forward only. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
@@ -527,8 +529,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* every backend has a fast kernel for head sizes up to this */
 
-/* The last kernel of each backend computes every problem, but slowly. Problems with packed or padded sequences must run
- * on another kernel. The backend "paper" has only one kernel. */
+/* The last kernel in each backend's list computes every problem, but slowly. Problems with packed or padded sequences
+ * must run on another kernel. The backend "paper" has only one kernel, so this test skips it. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -602,7 +604,7 @@ void test_gradients_of_options_agree_with_the_reference(void **state)
 }
 
 /* Options that change the score of each (query, key) pair, such as a bias, must run on the same kernel as problems
- * without options. So must their gradients. */
+ * without options. Their gradients must run on that kernel too. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };
@@ -684,7 +686,8 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* With the constant of rng_next() as factor, neighbouring seeds would share random numbers. */
+    /* The factor must differ from the constant that rng_next() adds to its state. With that constant as factor, seeds n
+     * and n + 1 would draw almost the same random numbers. */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;

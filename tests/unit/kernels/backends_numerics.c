@@ -1,5 +1,5 @@
-/* backends_numerics.c: tests of the limits of float32 and narrower types: float8, rounded sums, scores beyond float32,
- * rows that see one key, and NaN. */
+/* backends_numerics.c: tests of the limits of float32 and of narrower types. Examples are float8, rounded sums, scores
+ * beyond float32, rows that see one key, and NaN. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,9 +8,9 @@
 
 #include "backends.h"
 
-/* Counts of gradient elements: `unlike` if the float32 gradient does not round to the 16-bit gradient, `nonzero` if it
- * is not 0, and `finer` if it needs more than 16 bits. wide2 and narrow2 are the sums of squared errors of the float32
- * and the 16-bit gradients. */
+/* Compares gradients in float32 with the same gradients in 16 bits. `nonzero` counts elements that are not 0, `unlike`
+ * those whose float32 number does not round to the 16-bit number, and `finer` those whose float32 number needs more
+ * than 16 bits. wide2 and narrow2 are the sums of squared errors of the float32 and the 16-bit gradients. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -62,7 +62,7 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* A kernel for float32 gradients must compute what the kernel for 16-bit gradients does, but without the last
+/* A kernel for float32 gradients must compute the same numbers as the kernel for 16-bit gradients, but without the last
  * rounding. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
@@ -127,8 +127,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* If a problem has over 200 more queries than keys, it gets as many more queries as keys, so the difference
-             * stays. */
+            /* more_keys was added to Sk. If the problem had over 200 more queries than keys before, more_keys is added
+             * to Sq too. The surplus of queries then stays the same. */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -270,7 +270,7 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find a row's maximum in different ways if it is above 0, slightly below 0 or far below 0. */
+/* A kernel may have several ways to find a row's maximum: for a maximum above 0, slightly below 0, and far below 0. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -652,8 +652,8 @@ static bool sums_are_alike(const attn_problem *p)
     return by_rows || p->q.dtype != ATTN_F32 || forward->head_dim == backward->head_dim;
 }
 
-/* If a query sees one key, P is 1 and dv is dout. For this the forward's lse and the backward's score must be the same
- * sum, rounded in the same way. In float32 P may be off by 4e-6, because lse itself is rounded. */
+/* If a query sees one key, P is 1 and dv is dout. P is exactly 1 only if the forward's lse and the backward's score are
+ * the same sum, rounded in the same way. In float32 P may be off by 4e-6, because lse itself is rounded. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

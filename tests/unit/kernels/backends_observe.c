@@ -9,7 +9,8 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* outputs that consist of probabilities; computing them needs lse */
+/* the outputs of an observe (a request for attention weights) that consist of probabilities; computing them needs lse
+ * */
 #define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
 
 /* Runs observe problems (requests for attention weights). Those in float32 also run in bfloat16, and in float16 if q is
@@ -264,7 +265,8 @@ static bool same_bits_in_pages_and_by_one_thread(struct spec s)
     return alike;
 }
 
-/* With softcap, one kernel takes keys in pages and contiguous keys. Without options Hopper has a kernel for each. */
+/* With softcap, one kernel takes keys in pages and contiguous keys. Without options, Hopper has one kernel for keys in
+ * pages and another for contiguous keys. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);

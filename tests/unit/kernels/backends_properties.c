@@ -1,5 +1,6 @@
-/* backends_properties.c: tests of properties that need no reference: equal bits alone or among others, packed or not,
- * in one launch or several, with any distance between rows; the order of keys and hidden keys do not matter. */
+/* backends_properties.c: tests of properties that hold without a reference result. For example, a problem has the same
+ * bits alone and among others, packed and not packed, in one launch and in several. The order of keys must not matter,
+ * and neither may keys that no query sees. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -96,7 +97,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* dq is a sum over several thread blocks. If it is added in a fixed order, repeated runs must give the same bits. */
+/* dq is a sum of terms from several thread blocks. If the terms are added in a fixed order, repeated runs must give the
+ * same bits. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */
@@ -290,7 +292,8 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
              .causal = true, .D = 128, .Dv = 128, F16),
         SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, .key_rows = true,
              HEADS(4, 2)),
-        /* On the emulator, dS of all query heads of the first sequence does not fit in the memory for it. */
+        /* The GPU emulator limits the memory in which the backward keeps dS. In this problem dS of all query heads of
+         * the first sequence does not fit into that memory. */
         SPEC(BACK, .sequences = 2, .q_lengths = { 300, 30 }, .k_lengths = { 300, 30 }, HEADS(8, 1), .D = 256, .Dv = 256,
              BF16),
         /* This window is longer than the first sequence, but shorter than all packed keys together. */
@@ -376,8 +379,8 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Runs only the key/value heads [first, end). Returns false if the plan for them has another kernel than `whole`, the
- * plan for all heads. */
+/* Runs only the key/value heads [first, end). A plan is the choice of a kernel for a problem; `whole` is the plan for
+ * all heads. Returns false if the plan for these heads has another kernel than `whole`. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -392,8 +395,8 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
     return alike;
 }
 
-/* Divides the problem's heads into `count` parts. If all parts use the kernel of the whole problem, asserts that their
- * results have the same bits, and adds 1 to *compared. */
+/* Divides the problem's heads into `count` parts. If all parts run on the same kernel as the whole problem, asserts
+ * that the parts and the whole problem have the same bits, and adds 1 to *compared. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -446,8 +449,9 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs only the queries [first, end). Adds the gradients that are sums over queries to `sums`, in float32. Returns
- * false if the plan for these queries has another kernel than `whole`, the plan for all queries. */
+/* Runs only the queries [first, end). Adds the gradients that are sums over queries to `sums`, in float32. A plan is
+ * the choice of a kernel for a problem; `whole` is the plan for all queries. Returns false if the plan for these
+ * queries has another kernel than `whole`. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -538,7 +542,9 @@ void test_queries_have_the_same_bits_in_parts_and_together(void **state)
         SPEC(BACK, SIZES(450, 450, 32), HEADS(2, 1), .causal = true),
         SPEC(BACK, SIZES(300, 300, 300), HEADS(1, 1), BF16, .causal = true),
     };
-    enum { FEW = 4 }; /* all cases of a small share (ATTN_PART, ATTN_THIN) may be computed by other kernels in parts */
+    /* FEW: if this process tests at most this many cases (ATTN_PART, ATTN_THIN), perhaps none can be compared, because
+     * each part may need another kernel than the whole problem. */
+    enum { FEW = 4 };
     int compared = 0, ours = 0;
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
@@ -782,7 +788,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* With so few queries, a GPU uses its kernel for decoding. */
+        /* With only 20 queries, a GPU uses its kernel for decoding. */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
@@ -864,8 +870,9 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Returns how many seconds, at least, the library assumes for the problem: the time of the fastest kernel, Hopper's for
- * bfloat16 without options (kernels/cuda/simple/simple.h), on as many multiprocessors as this device has. */
+/* Returns a lower limit of the time in seconds that the library expects for the problem. The limit assumes the fastest
+ * kernel (Hopper's for bfloat16 without options, see kernels/cuda/simple/simple.h), on as many multiprocessors as this
+ * device has. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
@@ -879,7 +886,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* On a device that limits each launch to a very short time, several launches must compute the same tiles as one. */
+/* If a device limits each launch to a very short time, a problem takes several launches. They must compute the same
+ * tiles as a single launch. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {

@@ -1,5 +1,5 @@
 /* backends_wide.c: tests of the kernels for head sizes above 256, which divide a head into chunks of columns. Some of
- * them also compute smaller heads. */
+ * these kernels also compute smaller heads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

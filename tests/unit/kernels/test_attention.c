@@ -386,14 +386,14 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale outside 1e-6 to 1e30 (here 0) sets this bit */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* the scale is 0, outside 1e-6 to 1e30 */
     CASE(0, scale = -1);
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
     CASE(0, keep_mask_at_end = true);
-    CASE(0, deterministic = true); /* no bit, because a forward is always deterministic */
-    CASE(0, layout = ATTN_BHSD);   /* no bit, because a layout changes only strides */
+    CASE(0, deterministic = true); /* `deterministic` sets no bit in a forward, which is always deterministic */
+    CASE(0, layout = ATTN_BHSD);   /* `layout` sets no bit, because a layout changes only strides */
 #undef CASE
     for (int i = 0; i < n; i++)
         if (attn_features(&p[i]) != (basic | want[i]))

@@ -104,8 +104,8 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
                  attn_status_name(status), member, text);
 }
 
-/* Tests one error message. The statement `...` breaks the problem that of() returns. attn_check() must refuse it with
- * this status, member and text. */
+/* Tests one error message. of() returns a valid problem, and the statement `...` makes it invalid. attn_check() must
+ * refuse the problem with this status, member and text. */
 #define SAYS(of, status, member, text, ...)                \
     do {                                                   \
         attn_problem p = of();                             \
@@ -395,8 +395,8 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* With a stride of 0 both rows have the entries of row 0. Row 1
-                                              * has more keys, so it reads entry 2. */
+    SAYS(paged, INVALID, "/page_table/data", /* page_table has a stride of 0 here, so both batch rows have the entries
+                                              * of row 0. Row 1 has more keys than row 0, so it reads entry 2. */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
@@ -427,7 +427,8 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         /* Read as lengths, 2 and 5 do not add up to the rows of q, so the message does not suggest lengths. */
+         /* If the 2 and 5 of cu_seqlens_q were lengths, their sum would have to be the rows of q. It is not, so the
+          * message does not suggest that they are lengths. */
          Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
@@ -454,10 +455,11 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* The layout is bshd but the tensors are bhsd, so 1 query is read as 1 head of q, and 40 keys as 40 heads of k. */
+    /* The tensors have the layout bhsd, but are declared as bshd. So 1 query is read as 1 head of q, and 40 keys are
+     * read as 40 heads of k. */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* The messages suggest no other layout: none would fit these shapes, or the dtype is wrong. */
+    /* These messages suggest no other layout, because no layout fits the shapes, or because the fault is the dtype. */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);

@@ -200,7 +200,7 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     free(four);
 }
 
-/* Tensor cores compute dbias and dalibi_slopes of 16-bit inputs. For float32 inputs a slow kernel does. */
+/* Tensor cores compute dbias and dalibi_slopes of 16-bit inputs. A slow kernel computes those of float32 inputs. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone(void **state)
 {
     (void)state;
@@ -265,34 +265,37 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     free(wide);
 }
 
-/* Above head size 256, each thread block computes 256 columns of a result. Every such block computes all scores of
- * its rows again. */
+/* Above head size 256, a thread block of a GPU computes only 256 columns of out, dq, dk or dv. Each thread block
+ * computes all scores of its rows for itself, so the scores are computed several times. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
     (void)state;
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* Cost in columns of scores and out: D 512 takes 2 * (512 + 256), and D 256 takes 256 + 256. The ratio is 3. */
+    /* The cost is the number of columns of scores and of out that a row takes. With D 512, two blocks take 512 + 256
+     * each. With D 256, one block takes 256 + 256. The ratio of the costs is 3. */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* Cost in columns: with D 512, 2 blocks of dv take 512 + 256 each, and 4 blocks of dq and dk take 1024 + 256 each.
-     * D 256 takes 5 * 256. The ratio is 5.2. */
+    /* The cost is again a number of columns. With D 512, 2 blocks of dv take 512 + 256 each, and 4 blocks of dq and dk
+     * take 1024 + 256 each. With D 256, the cost is 5 * 256. The ratio of the costs is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
 }
 
-/* On Hopper, a thread block computes 512 columns of out. */
+/* On Hopper, a thread block computes at most 512 columns of out, and all scores of its rows. A wider head needs several
+ * thread blocks, which compute the scores again. */
 static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(void **state)
 {
     (void)state;
     struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
     const double launch = 1e-5;
     const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
-    /* Cost in columns of scores and out: D 1024 takes 2 * (1024 + 512), and D 512 takes 512 + 512. The ratio is 3. */
+    /* The cost is the number of columns of scores and of out that a row takes. With D 1024, two blocks take 1024 + 512
+     * each. With D 512, one block takes 512 + 512. The ratio of the costs is 3. */
     assert_true(ratio > 2.6 && ratio < 3.1);
     free(narrow);
     free(wide);
@@ -344,8 +347,7 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
     for (int j = 0; j < S; j++)
-        t->bounds[j] = j + 4 < S ? j + 4 : S; /* a FlashMask with which four queries see each
-                                                                       * key */
+        t->bounds[j] = j + 4 < S ? j + 4 : S; /* a FlashMask with which four queries see each key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
     /* The GPU kernel "generic" also computes tiles that the mask hides, so reading the mask must not change the
@@ -456,8 +458,8 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* With a scale beyond 1e30, a GPU kernel runs its variant with options. This variant computes rows with scores
- * beyond 2^33 only once. */
+/* If the scale is beyond 1e30, a GPU kernel runs the variant that it has for problems with options. This variant
+ * computes rows with scores beyond 2^33 only once. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -470,8 +472,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* With a scale from 1e-6 to 1e30, the kernel runs its variant without options, which computes rows with huge
-     * scores twice. */
+    /* If the scale is from 1e-6 to 1e30, the kernel runs the variant that it has for problems without options. This
+     * variant computes rows with huge scores twice. */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }

@@ -332,12 +332,13 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        /* Windows of rows in one tile begin in different tiles of keys. */
+        /* A window of keys moves with its query, so the windows of the rows of one tile begin in different tiles of
+         * keys. */
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
-        /* Several heads share a tile of rows, which is then computed whole. */
+        /* Several heads share a tile of rows. Such a tile is computed whole, and not in strips (parts of its rows). */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
         SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2),
@@ -374,13 +375,14 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* feature that the flash attention kernels do not know */
+/* a feature bit of a problem that the flash attention kernels do not support */
 static const uint64_t made_up = UINT64_C(1) << 63;
 
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    /* 0, or an unknown feature; with it, the kernel that computes in double takes the problem */
+    /* A feature bit that is added to the problem, or 0. If it is a bit that no flash attention kernel supports, the
+     * kernel that computes in double runs. */
     uint64_t also;
     attn_status status;
     attn_error err;

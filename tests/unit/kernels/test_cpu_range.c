@@ -10,7 +10,7 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* The vector table (functions for one kind of processor) under test. run_with() replaces its dots_exact() by
+/* The vector table under test: a set of functions for one kind of processor. run_with() replaces its dots_exact() by
  * counting_dots(). */
 static const struct simd *counted;
 static int64_t exact_keys;

@@ -1,5 +1,5 @@
-/* test_fake.c: tests of the fake device, on whose promises tests of the daemon rely, and of the table of CUDA's
- * errors. */
+/* test_fake.c: tests of the fake device and of the table of CUDA's errors. Tests of the daemon rely on what the fake
+ * device promises. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -135,8 +135,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Two results with equal lse are merged to their mean. The merge runs after the copies before it in the stream, and
- * fails if a part lies in host memory. */
+/* The merge of two results with equal lse is their mean. The merge runs after the copies that come before it in the
+ * stream. It fails if a part lies in host memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -316,7 +316,7 @@ static void test_faults_come_when_the_script_says(void **state)
         { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
         { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
         { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
-        /* All runs are on device 0, so an error of device 1 does not matter. */
+        /* All runs of this test are on device 0, so an error of device 1 changes nothing. */
         { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
@@ -354,7 +354,7 @@ static void test_a_held_stream_is_done_when_the_file_is_gone(void **state)
     assert_int_equal(put(&f, &err), ATTN_OK);
     struct stat told;
     assert_int_equal(stat(path, &told), 0);
-    assert_int_equal(told.st_size, 1); /* a byte for the kernels that the file holds */
+    assert_int_equal(told.st_size, 1); /* the device adds a byte for each kernel that `hold` stops */
     for (int i = 0; i < 3; i++) {
         assert_int_equal(attn_stream_done(f.stream, &done, &err), ATTN_OK);
         assert_false(done);

@@ -11,7 +11,8 @@
 #include "kernels/fake/truth.h"
 #include "kernels/judge/judge.h"
 
-/* AddressSanitizer makes the judge five times slower, so tests then use this many times fewer problems. */
+/* AddressSanitizer makes the judge (the check of a client's results) five times slower. Tests therefore use SHORTER
+ * times fewer problems under AddressSanitizer. */
 #ifdef __SANITIZE_ADDRESS__
 enum { SHORTER = 5 };
 #else
@@ -47,8 +48,8 @@ static void compute(const struct bench *bench, const attn_problem *p)
         fail_msg("%s", err.text);
 }
 
-/* Moves a problem's results into a list, the form in which the judge reads a client's results. Returns the problem
- * without them. */
+/* Moves a problem's results into the list `results`, because the judge reads a client's results from a list. Returns
+ * the problem without its results. */
 static attn_problem take_results(const attn_problem *p, attn_tensor results[TENSORS])
 {
     attn_problem bare = *p;
@@ -320,8 +321,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* In the second half of the loop, the judge gets float64 results, and time to emulate a kernel for a few rows
-     * only. */
+    /* In the second half of the loop, the judge (the check of a client's results) gets float64 results. It then has
+     * time to compute only a few rows with the rounding errors of a kernel. */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);
@@ -609,7 +610,8 @@ static const struct spec long_backward = SPEC(.op = ATTN_OP_BACKWARD, .dtype = A
                                               .H = 8, .Hk = 2, .Sq = 800, .Sk = 800, .D = 64, .Dv = 64,
                                               .plain_grads = true);
 
-/* The judge does not compute 5 * 10^10 multiply-adds per head itself, but asks for a device's float64 results. */
+/* A head of this problem takes 5 * 10^10 multiply-adds. The judge (the check of a client's results) does not compute so
+ * many itself, but asks for float64 results that a device computes. */
 static void test_the_truth_of_a_long_backward_is_for_a_device(void **state)
 {
     static const attn_tensor_id long_tensors[] = { ATTN_T_q,  ATTN_T_k,  ATTN_T_v, ATTN_T_dout,
@@ -727,7 +729,8 @@ static void with_dk_of_scale_one(attn_tensor *dk, double scale)
         attn_store(dk->dtype, dk->data, n, attn_load(dk->dtype, dk->data, n) / scale);
 }
 
-/* Only dk is wrong. The problem has no dq, so the judge tests mistakes on tiles of keys only. */
+/* Only dk is wrong here. The problem has no dq, so the judge (the check of a client's results) tests mistakes on tiles
+ * of keys only. */
 static void test_a_mistake_in_long_gradients_is_named(void **state)
 {
     struct fixture f;

@@ -1,9 +1,9 @@
-/* test_reference.c: tests of the reference backend. It defines what is correct, so it is compared with independent
- * sources:
+/* test_reference.c: tests of the reference backend. It defines what is correct for the other backends, so its results
+ * are compared with independent sources:
  *
  *   examples     six problems small enough to be computed by hand (kernels/README.md, "Exact examples")
- *   NumPy        reference_golden.h, made by make_reference_golden.py from tests/conformance/ref.py
- *   differences  every gradient against central differences of the forward, with every option on, also dropout
+ *   NumPy        results in reference_golden.h, which make_reference_golden.py makes with tests/conformance/ref.py
+ *   differences  central differences of the forward, for every gradient and with every option, also dropout
  *   identities   masks that mean the same in different ways must give the same numbers */
 #include <setjmp.h>
 #include <stdarg.h>

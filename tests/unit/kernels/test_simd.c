@@ -83,8 +83,8 @@ static void near_(double got, double want, double tolerance, const char *table, 
     fail_msg("%s: %s[%lld] is %.9g, should be %.9g within %.2g", table, what, (long long)at, got, want, tolerance);
 }
 
-/* Iterate over the vector tables (functions for one kind of processor each), and over the types in which a table
- * computes. */
+/* The macro FOR_TABLES iterates over the vector tables (each a set of functions for one kind of processor). FOR_TYPES
+ * also iterates over the types in which a table computes. */
 #define FOR_TABLES(simd)                   \
     for (int t_ = 0; simd_names[t_]; t_++) \
         for (const struct simd *simd = simd_find(simd_names[t_]); simd; simd = NULL)
@@ -98,8 +98,9 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
     for (int y_ = 0; y_ < 4; y_++) \
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
-/* operand() returns the number that a packed operand (a matrix in the form that products read) holds for x. slack_of()
- * returns its relative uncertainty, because it may be split into rounded parts (simd_split.h). */
+/* operand() returns the number that a packed operand holds for x. A packed operand is a matrix in the form that
+ * products read. slack_of() returns the relative error of that number, which may be stored as a sum of rounded parts
+ * (simd_split.h). */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
@@ -482,7 +483,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, true, rescale);
         for (int i = 0, count = 1; i < M; i += count, count++) {
             if (count > M - i) count = M - i;
-            /* A holds only `count` rows, and the memory after them may hold anything. */
+            /* A holds only `count` rows. Bytes after these rows may have any value. */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
             memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
                    (size_t)(count * p.lda * simd_element_bytes(type)));

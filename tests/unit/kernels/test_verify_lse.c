@@ -17,7 +17,7 @@ static attn_status look(const struct fixture *f, attn_error *err)
     return attn_check_lse(&f->p, PLENTY, err);
 }
 
-/* Returns a random backward that is given out and lse. Each option occurs in some of the specs. */
+/* Returns a random backward that is given out and lse. Each option occurs in some of these random problems. */
 static struct spec random_spec(uint64_t seed)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 1e-3, 3, 10 };
@@ -203,8 +203,8 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
     }
 }
 
-/* Ring attention sends each part of the keys with the lse of all keys. If parts have equal lengths, the sum of e^score
- * over all keys is about a whole number of times the sum over one part. */
+/* In ring attention, a server gets a part of the keys together with the lse of all keys. If parts have equal lengths,
+ * the sum of e^score over all keys is about a whole number of times the sum over one part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -217,7 +217,8 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* With a causal mask, the queries are the last ones of the sequence, as many as one part has keys. */
+        /* With a causal mask, the queries are the last ones of the sequence. There are as many queries as one part has
+         * keys. */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
@@ -229,8 +230,8 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
     }
 }
 
-/* If all scores are equal, the lse of n keys in base 2 is also the natural lse of more keys. The check must accept it,
- * because ring attention sends a part of the keys with the lse of all. */
+/* If all scores are equal, the lse of n keys in base 2 equals the natural lse of a larger number of keys. The check
+ * must accept such an lse, because in ring attention a part of the keys comes with the lse of all keys. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -366,7 +367,8 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check may read 0 rows, so it accepts everything */
+    /* attn_check_lse() may read 0 rows of lse here, so it finds no error and accepts everything. */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK);
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 

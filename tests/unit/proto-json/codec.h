@@ -77,7 +77,8 @@ static inline size_t one_byte(void *context, size_t left)
     return 1;
 }
 
-/* Returns the size of the next piece: *context bytes first, then the rest. */
+/* Returns the size of the next piece of a body. The first piece has *context bytes, and the second piece has the
+ * rest. */
 static inline size_t first_then_rest(void *context, size_t left)
 {
     size_t *first = context, piece = *first && *first < left ? *first : left;

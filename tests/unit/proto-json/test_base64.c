@@ -291,7 +291,7 @@ static void test_random_texts_of_likely_characters_agree(void **state)
 static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
-    /* The JSON scanner stops decoding at a backslash, decodes the escaped '/', and continues behind it. */
+    /* The JSON scanner stops decoding at a backslash, decodes the escaped '/', and continues after it. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",

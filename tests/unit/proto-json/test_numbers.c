@@ -431,7 +431,8 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            /* `fits`: the next number is finite. If it is infinite, texts from the midpoint on must be refused. */
+            /* fits: whether the dtype's number after this one is finite. If it is infinite, texts from the midpoint on
+             * must be refused. */
             bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);

@@ -151,8 +151,8 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* After the length of its JSON is put before it, KServe's answer has the form of a safetensors file, which
-     * parse_file() reads. */
+    /* A KServe answer has the form of a safetensors file once the length of its JSON is put before it. parse_file() can
+     * then read it. */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);

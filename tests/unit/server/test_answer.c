@@ -342,7 +342,7 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
     /* The server must see how much the client has received, because it closes slow connections. */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
-    /* The request and the test still hold the job; the answer, which was read to its end, no longer does. */
+    /* The answer was read to its end and has released the job. The request and the test still hold the job. */
     assert_int_equal(atomic_load(&job->references), 2);
     request_free(request);
     job_release(job);

@@ -238,8 +238,8 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache with a decode that appends nothing, and compares every position. Memory behind the last position must
- * be cleared, or hold data of the same cache. */
+/* Reads a cache with a decode that appends nothing, and compares every position. Memory after the last position must be
+ * cleared, or hold data of the same cache. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
     struct trial t;
@@ -406,8 +406,9 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* A step (a decode or an append) with the most rows has the largest page table allowed. If its cache then grows by a
- * page before the step begins, the table is too large, and caches_table_bytes() fails. */
+/* A step (a decode or an append) has a page table, which lists the pages of its caches. In this test the table has the
+ * largest size allowed. If a cache then grows by a page before the step begins, the table is too large, and
+ * caches_table_bytes() fails. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -537,8 +538,8 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        /* Device b has refused its memory, so the pool asks for it again for each new cache. give() allows one call,
-         * so its count of calls restarts. */
+        /* Device b has refused to give the pool memory, so the pool asks again for each new cache. give() accepts only
+         * one call, so its count of calls is set back to 0. */
         refusing.given = 0;
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
@@ -832,8 +833,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* The decode `tries` still waits for the cache, but was not tried in this scan of the queue, so `next` may
-     * begin. */
+    /* The append `tries` still waits for the cache. It was not tried again in this scan of the queue, so `next` may
+     * begin first. */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);

@@ -27,7 +27,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* number of finished batches that the test has not collected yet */
+    int back; /* number of batches that devices have finished and the test has not collected yet */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -120,7 +120,7 @@ static struct job_part *part_back(struct site *s)
     return part;
 }
 
-/* Waits for the next part of a job that a device finishes. Fails unless this is `part`, without an error. */
+/* Waits until a device finishes a part of a job. Fails unless the part is `part` and has run without an error. */
 static void assert_back(struct site *s, const struct job_part *part)
 {
     assert_ptr_equal(part_back(s), part);
@@ -407,7 +407,8 @@ static void test_parts_are_added_in_their_order(void **state)
 static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
 {
     const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 512, 32));
-    /* Bytes of one partial gradient. own: all of it; share: the half that the other device copies and adds up. */
+    /* Sizes in bytes of partial gradients. own: one part's gradient. share: the half of a gradient that the other
+     * device copies and adds up. */
     const int64_t own = 512 * 32 * 4, share = own / 2;
     struct site s;
     struct fixture f;
@@ -433,8 +434,8 @@ static void test_sums_stay_on_the_devices_until_the_job_is_over(void **state)
     close_site(&s);
 }
 
-/* Memory of each device in the tests below. Each part of a job of SUMS keeps a quarter of it until the job is over.
- * Each part of a job of LARGE needs more than three quarters. */
+/* SMALL_BYTES is the memory of each device in the tests below. A job of SUMS or LARGE is cut into parts. Each part of
+ * SUMS keeps a quarter of SMALL_BYTES until the job is over, and each part of LARGE needs more than three quarters. */
 enum { SMALL_BYTES = 8 << 20 };
 #define SUMS  SPEC(.op = ATTN_OP_BACKWARD, HEADS(1, 1), SIZES(256, 4096, 32))
 #define LARGE SPEC(HEADS(2, 2), SIZES(12500, 100, 64))
@@ -621,7 +622,7 @@ static void test_sums_of_several_parts_must_fit_on_a_device(void **state)
     assert_int_equal(job->sum_parts, MOST_DEVICES);
     struct devices *const all = s.server.devices;
     for (int busy = 1; busy < MOST_DEVICES; busy++) {
-        all->device[busy]->outstanding += 1000; /* the device counts as full */
+        all->device[busy]->outstanding += 1000; /* makes the device count as full */
         assert_int_equal(cut_may_leave(all, all->device[0], job, clock_ns(), &wait_ns), busy < 3);
     }
     for (int n = 1; n < MOST_DEVICES; n++) all->device[n]->outstanding = 0;

@@ -691,7 +691,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
     struct bench b;
-    /* A batch has four launches, so the eighth launch is the last of the second batch. */
+    /* Each batch has four launches, so launch 8, which fails, is the last launch of the second batch. */
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
@@ -716,8 +716,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* The gates hold the first launch of the batch of `other`, and of the first batch of `busy`. A batch has four
-     * launches. */
+    /* The fake device has a gate before the first launch of the batch of `other`, and one before the first launch of
+     * the first batch of `busy`. A launch waits until the test opens its gate. Each batch has four launches. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -849,7 +849,7 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* Batches of several callers run on a device. A short batch of a further caller may join them when the oldest has
+/* Batches of several callers run on a device. A short batch of a further caller may join them once the oldest batch has
  * run for much longer than the short batch takes. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {

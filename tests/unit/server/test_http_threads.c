@@ -75,7 +75,8 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
-        /* Blocks of 12 connections (3 threads of a core with 4 each) go to core 0 and to the other core alternately. */
+        /* Each core has 3 threads with up to 4 connections each. Connections therefore go to core 0 and to the other
+         * core in turn, in blocks of 12. */
         const int blocks = i / 12, in_block = i % 12 + 1;
         assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
     }
@@ -100,8 +101,8 @@ static void test_load(void **state)
         enum http_threads_load want;
     } cases[] = {
         { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
-        /* Below 1000 requests per second the server counts as idle. If threads are pinned (`held`), the limit is
-         * 500. */
+        /* Below 1000 requests per second the server counts as idle. If threads are pinned to cores (`held`), the limit
+         * is 500 requests per second. */
         { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE },
         { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
         { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },

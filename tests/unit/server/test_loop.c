@@ -2,8 +2,8 @@
  * server's loop runs in a thread of its own. The tests take the place of the HTTP threads: they post requests to the
  * loop, and get them back. Devices are those of the fake backend.
  *
- * No test depends on speed: a gate (hold=PATH in a device's script) keeps a batch waiting until the test deletes the
- * file PATH, and turns() waits until the loop has handled everything that was posted before. */
+ * No test depends on speed. A gate (hold=PATH in a device's script) keeps a batch waiting until the test deletes the
+ * file PATH. turns() waits until the loop has handled everything that was posted before the call. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -169,7 +169,7 @@ static int end(struct scene *s, bool tell)
 
 /* ---- Allocations that tests can make fail ------------------------------------------------------------------------ */
 
-/* One calloc() of this many bytes fails; 0: none fails. */
+/* One calloc() of exactly this many bytes fails. 0: no call fails. */
 static _Atomic size_t refused_bytes;
 static atomic_int passed_calls; /* number of calls of calloc() for refused_bytes bytes that succeed before one fails */
 
@@ -747,7 +747,7 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q has `rows` rows of 64 numbers, and whose k and v have one. All three lie in the same
+/* Returns a KServe request. q has `rows` rows of 64 numbers, and k and v have one row each. All three lie in the same
  * bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
