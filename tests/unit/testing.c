@@ -33,7 +33,7 @@ UNWATCHED bool rng_chance(struct rng *r, double p)
 }
 
 /* The sum of twelve uniform numbers of 16 bits, each with the variance 1 / 12, is nearly normal. A logarithm and a cosine
- * (Box and Muller's exact method) would take most of the time of some tests. */
+ * (Box and Muller's exact method) would take most of the time of some tests. The result is never 0. */
 UNWATCHED double rng_normal(struct rng *r)
 {
     int64_t sum = 0;
@@ -41,7 +41,7 @@ UNWATCHED double rng_normal(struct rng *r)
         const uint64_t four = rng_next(r);
         sum += (int64_t)((four & 0xffff) + (four >> 16 & 0xffff) + (four >> 32 & 0xffff) + (four >> 48));
     }
-    return (double)(sum - 6 * 0xffff) * 0x1p-16;
+    return ((double)(sum - 6 * 0xffff) + 0.5) * 0x1p-16;
 }
 
 /* ---- A problem that a few numbers describe (struct spec) --------------------------------------------------------- */
