@@ -6,6 +6,8 @@
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <float.h>
 #include <math_constants.h>
 
@@ -15,6 +17,16 @@
 #include "kernels/tiles.h"
 
 #define DEVICE __device__ __forceinline__
+
+/* The element type of the kernels that launchers start for float16. With CUDA_QUICK=1, make compiles Hopper's kernels
+ * for bfloat16 alone, which takes half the time; device_open() then fails, so that nobody computes with them. */
+#ifdef ATTN_CUDA_QUICK
+typedef __nv_bfloat16 compiled_half;
+const bool QUICK_BUILD = true;
+#else
+typedef __half compiled_half;
+const bool QUICK_BUILD = false;
+#endif
 
 /* Returns the block's dynamic shared memory as a struct S, which each kernel defines. */
 template <class S> DEVICE S &block_memory()

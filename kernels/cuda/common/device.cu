@@ -236,6 +236,10 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
     if (status == ATTN_OK && d->properties.major < 8)
         status = attn_fail(err, ATTN_UNSUPPORTED, "", "cuda:%d is %s with compute capability %d.%d; 8.0 is the least",
                            index, d->properties.name, d->properties.major, d->properties.minor);
+    if (status == ATTN_OK && QUICK_BUILD)
+        status = attn_fail(err, ATTN_UNSUPPORTED, "",
+                           "cuda: this program was built with CUDA_QUICK=1, which only shows "
+                           "that the kernels compile; build it without CUDA_QUICK");
     if (status != ATTN_OK) {
         free(d);
         return status;

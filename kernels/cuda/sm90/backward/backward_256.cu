@@ -589,7 +589,7 @@ struct shape_row {
 };
 template <class X> constexpr shape_row row()
 {
-    return { X::D, X::DV, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+    return { X::D, X::DV, { launch<__nv_bfloat16, X>, launch<compiled_half, X> } };
 }
 
 /* A problem uses the first shape that has at least its head sizes. */

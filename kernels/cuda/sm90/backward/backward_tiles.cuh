@@ -1107,7 +1107,7 @@ template <class X> constexpr shape_row row()
     return { X::D,
              X::VARIANT,
              { { launch<__nv_bfloat16, X, __nv_bfloat16>, launch<__nv_bfloat16, X, float> },
-               { launch<__half, X, __half>, launch<__half, X, float> } } };
+               { launch<compiled_half, X, compiled_half>, launch<compiled_half, X, float> } } };
 }
 
 /* Returns whether the kernel can compute the problem. The problem's options are not checked here. */

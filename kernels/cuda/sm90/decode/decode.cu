@@ -97,9 +97,9 @@ bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_pla
     if (!plan_copies(&copies, chip, of, a, D == 256 ? 32 : 64, float8 ? D : D * 2)) return false;
     if (float8)
         *code = bf16 ? launch_for<__nv_bfloat16, KEYS_AS_FLOAT8>(copies, a, p, D, blocks, stream)
-                     : launch_for<__half, KEYS_AS_FLOAT8>(copies, a, p, D, blocks, stream);
+                     : launch_for<compiled_half, KEYS_AS_FLOAT8>(copies, a, p, D, blocks, stream);
     else
         *code = bf16 ? launch_for<__nv_bfloat16, KEYS_AS_T>(copies, a, p, D, blocks, stream)
-                     : launch_for<__half, KEYS_AS_T>(copies, a, p, D, blocks, stream);
+                     : launch_for<compiled_half, KEYS_AS_T>(copies, a, p, D, blocks, stream);
     return true;
 }

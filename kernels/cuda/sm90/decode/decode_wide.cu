@@ -21,6 +21,6 @@ bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const att
     copy_plan copies;
     if (!plan_copies(&copies, chip, of, a, shape<512, false, false, true, KEYS_AS_T>::BN, D * 2)) return false;
     *code = of->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(copies, a, p, D, blocks, stream)
-                                              : launch_for<__half>(copies, a, p, D, blocks, stream);
+                                              : launch_for<compiled_half>(copies, a, p, D, blocks, stream);
     return true;
 }

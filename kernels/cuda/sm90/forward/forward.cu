@@ -21,11 +21,12 @@ struct shape_row {
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
 {
-    shape_row x = { X::D, X::DV, X::BN, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> },
-                    {} };
+    shape_row x = {
+        X::D, X::DV, X::BN, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<compiled_half, X> }, {}
+    };
     if constexpr (X::SCORE_MODS)
         x.launch_split[0] = launch_splits<__nv_bfloat16, typename X::split_shape>,
-        x.launch_split[1] = launch_splits<__half, typename X::split_shape>;
+        x.launch_split[1] = launch_splits<compiled_half, typename X::split_shape>;
     return x;
 }
 

@@ -17,9 +17,9 @@ template <class X> constexpr pair_row row()
     return { X::D,
              X::BN,
              X::BIAS,
-             { launch<__nv_bfloat16, X>, launch<__half, X> },
+             { launch<__nv_bfloat16, X>, launch<compiled_half, X> },
              { launch_splits<__nv_bfloat16, typename X::split_shape>,
-               launch_splits<__half, typename X::split_shape> } };
+               launch_splits<compiled_half, typename X::split_shape> } };
 }
 
 /* clang-format off */

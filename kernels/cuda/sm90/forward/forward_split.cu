@@ -14,7 +14,7 @@ template <class X> constexpr split_row row()
     return { X::D,
              X::BN,
              { launch_splits<__nv_bfloat16, typename X::split_shape>,
-               launch_splits<__half, typename X::split_shape> } };
+               launch_splits<compiled_half, typename X::split_shape> } };
 }
 
 /* clang-format off */

@@ -718,7 +718,7 @@ cudaError_t launch_latent(const cuda_chip *chip, cudaStream_t stream, const attn
     p.flags = (uint8_t *)memory;
     p.O = (float4 *)((char *)memory + y.O);
     p.ml = (float2 *)((char *)memory + y.ml);
-    return of->problem->q.dtype == ATTN_F16 ? launch_tiles<__half>(y, map, a, p, stream)
+    return of->problem->q.dtype == ATTN_F16 ? launch_tiles<compiled_half>(y, map, a, p, stream)
                                             : launch_tiles<__nv_bfloat16>(y, map, a, p, stream);
 }
 

@@ -289,6 +289,6 @@ cudaError_t sm90_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn
     return with_head_size(a.g.dims.D, [&](auto size) {
         const int D = decltype(size)::value;
         return plan->problem->q.dtype == ATTN_BF16 ? launch_mass<__nv_bfloat16, D>(chip, a, rows, stream)
-                                                   : launch_mass<__half, D>(chip, a, rows, stream);
+                                                   : launch_mass<compiled_half, D>(chip, a, rows, stream);
     });
 }

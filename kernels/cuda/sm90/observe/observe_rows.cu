@@ -237,6 +237,6 @@ cudaError_t sm90_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn
     return with_head_size(a.g.dims.D, [&](auto size) {
         const int D = decltype(size)::value;
         return plan->problem->q.dtype == ATTN_BF16 ? launch_rows<__nv_bfloat16, D>(chip, a, parts, sums, stream)
-                                                   : launch_rows<__half, D>(chip, a, parts, sums, stream);
+                                                   : launch_rows<compiled_half, D>(chip, a, parts, sums, stream);
     });
 }

@@ -18,8 +18,8 @@ template <int DC, int DVC, bool SPLITS> constexpr shape_row row(int column_block
     return { DC * 64,
              DVC * 64 * column_blocks,
              DVC * 64,
-             { { launch<__nv_bfloat16, plain>, launch<__half, plain> },
-               { launch<__nv_bfloat16, options>, launch<__half, options> } } };
+             { { launch<__nv_bfloat16, plain>, launch<compiled_half, plain> },
+               { launch<__nv_bfloat16, options>, launch<compiled_half, options> } } };
 }
 
 enum { MOST_COLUMN_BLOCKS = 2 };

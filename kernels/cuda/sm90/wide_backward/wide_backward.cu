@@ -123,7 +123,7 @@ template <typename T> constexpr kept_launchers launchers()
                launch_part<products_of_part<T, column_counts[4]>, products_shared<column_counts[4]>>,
                launch_part<products_of_part<T, column_counts[5]>, products_shared<column_counts[5]>> } };
 }
-const kept_launchers by_dtype[2] = { launchers<__nv_bfloat16>(), launchers<__half>() };
+const kept_launchers by_dtype[2] = { launchers<__nv_bfloat16>(), launchers<compiled_half>() };
 
 bool make_kept_maps(kept_maps &m, const attn_geometry &g)
 {
