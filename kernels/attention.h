@@ -228,8 +228,8 @@ typedef struct attn_axes {
  * lies in page page_table[b][j / page_size], slot j % page_size. The strides of k and v are free: the stride of the
  * page axis may be smaller than a page, so pages may overlap. seqlens_k is required. cu_seqlens_q may be given, but not
  * cu_seqlens_k. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row. The
- * number of keys of row b is seqlens_k[b]. In page_table and in the pages, nothing is read past these keys. Rows may
- * share pages. */
+ * number of keys of row b is seqlens_k[b]. Entries of page_table for later keys are not read, and what the slots of
+ * later keys contain does not matter. Rows may share pages. */
 #define ATTN_TENSOR_MAP(X)                                                                                            \
     X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
     X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
@@ -1004,8 +1004,8 @@ void attn_stream_heed(attn_stream *stream, const int *cancel);
  * threads, however many streams each owner has. NULL counts as an owner like any other. Call it from the stream's
  * thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
-/* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a GPU it
- * returns 0; use attn_stream_elapsed_us() there. Call it from the stream's thread. */
+/* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a
+ * device that is not unified (a GPU) it returns 0; use attn_stream_elapsed_us() there. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 

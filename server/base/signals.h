@@ -2,7 +2,7 @@
  *
  * The signals are blocked in all threads, and one thread waits for them. A signal that arrives while the server starts
  * stays pending until this thread runs. If a process that was told to stop does not end within its time limit, the
- * signal thread ends it with status SIGNALS_STUCK. */
+ * signal thread ends it with status SIGNALS_STUCK, even if all other threads hang. */
 #ifndef SIGNALS_H
 #define SIGNALS_H
 

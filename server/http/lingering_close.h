@@ -23,7 +23,8 @@ enum lingering_close_why {
     /* the socket stays open, and bytes are dropped, until the client closes its side or a limit is reached */
     LINGER_DROP,
     /* The socket stays open until the answer has been delivered, even if the client seems to have closed its side. The
-     * socket was shut down for reading, so recv() reports the end of the data in any case. */
+     * socket was shut down for reading, so recv() reports the end of the data in any case. When the answer has been
+     * delivered, reset_on_close() is called. */
     LINGER_CUT,
 };
 

@@ -40,7 +40,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A function of the emulator whose accesses to memory are not checked for races, because it uses no shared memory. */
+/* A function of the emulator whose accesses to memory are not checked for races. What its callers pass lies on their
+ * stacks, and not in shared memory. */
 #define UNWATCHED __attribute__((no_sanitize("thread")))
 
 extern dim3 gridDim, blockDim; /* gridDim and blockDim of the launch that is running */

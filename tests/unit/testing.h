@@ -211,8 +211,9 @@ extern const struct limits limits_of[];
 /* Returns the largest absolute value of the tensor's finite elements. */
 double largest(const attn_tensor *t);
 /* Returns whether the results of `got` agree with the reference results `want`. If not, `why` becomes a sentence that
- * says where. `other` is NULL, or reference results computed after out and lse were rounded. The difference between
- * `want` and `other` shows how much rounding changes the results. */
+ * says where. `other` is NULL, or the reference results computed in another way: a backward with out and lse rounded
+ * before, or a forward with slightly changed values of v. The difference between `want` and `other` shows how much
+ * rounding changes the results. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
 /* Returns whether the run has left inputs, guard bytes, and the gaps between rows unchanged. `before` is a copy of the

@@ -342,8 +342,8 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 }
 
 /* Loads Q for float8 keys, in the order of channels that scores_of_float8() needs. Q becomes float16, because
- * converting float8 keys to float16 takes a third of the instructions that bfloat16 takes. If q is bfloat16, sm.factor
- * gets for each row the factor that converts its scores to base 2. Returns false if a bfloat16 q cannot be converted
+ * converting float8 keys to float16 takes a third of the instructions that bfloat16 takes. If T is bfloat16, sm.factor
+ * gets for each row the factor that converts its scores to base 2. Returns false if such a Q cannot be converted
  * exactly: Q then stays bfloat16, and the factor of all rows is `c`. A negative scale changes the sign of Q; a scale of
  * 0 makes its finite numbers 0. */
 template <typename T, class X>

@@ -50,8 +50,8 @@ cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const a
                               cudaStream_t stream);
 
 /* The two kernels of an observe (statistics of attention weights) that differ between sm80 and sm90. block_rows: number
- * of rows per block of rows(). tile_seconds() estimates the time of rows() and mass(); for the other kernels of the
- * observe, this estimate is multiplied by `others`. */
+ * of rows per block of rows(). tile_seconds() estimates the time of rows() and mass(). `others`: how many times as long
+ * the other kernels of the observe take for the same (query, key) pairs. */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,

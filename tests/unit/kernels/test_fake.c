@@ -354,7 +354,7 @@ static void test_a_held_stream_is_done_when_the_file_is_gone(void **state)
     assert_int_equal(put(&f, &err), ATTN_OK);
     struct stat told;
     assert_int_equal(stat(path, &told), 0);
-    assert_int_equal(told.st_size, 1); /* the device adds a byte for each kernel that `hold` stops */
+    assert_int_equal(told.st_size, 1); /* the device adds a byte for each run that `hold` stops */
     for (int i = 0; i < 3; i++) {
         assert_int_equal(attn_stream_done(f.stream, &done, &err), ATTN_OK);
         assert_false(done);
