@@ -14,8 +14,8 @@ struct attn_machine {
     /* highest clock of the first core in Hz, or the present clock if the system does not report the highest; 0: the
      * system reports neither */
     double hertz;
-    /* the smallest limit that a cgroup of this process sets on the number of threads of all its processes (pids);
-     * INT64_MAX: there is no limit */
+    /* the smallest limit that a cgroup of this process sets (pids): the number of threads that all processes of the
+     * cgroup may have together; INT64_MAX: there is no limit */
     int64_t threads;
 };
 

@@ -24,8 +24,9 @@ enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot if an option counts queries from
  * the beginning or the end of the whole problem. These options are ALiBi, dropout, FlashMask, windows to the left,
- * seqlens_q, seqlens_k with a causal mask aligned to the end, and windows to the right in which the last query sees
- * more keys than there are. Problems that are packed or have pages cannot be divided either. */
+ * seqlens_q, and seqlens_k with a causal mask (or window) aligned to the end. A causal mask or a window to the right
+ * must also let query 0 see key 0, and must not reach past the last key for the last query. Problems that are packed or
+ * have pages cannot be divided either. */
 bool attn_queries_divide(const attn_problem *p);
 
 /* Returns the problem that consists of queries `first` to `end` - 1 of *p. attn_queries_divide() must be true for

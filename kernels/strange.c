@@ -315,8 +315,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* Where biases are so large that q . k cannot change them, kernels recognise the row by its equal biases and
-     * compute it fast. */
+    /* If biases are so large that q . k cannot change the scores, a row whose biases are equal has equal scores.
+     * Kernels recognise such a row by its biases and compute it fast. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 

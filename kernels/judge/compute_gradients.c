@@ -9,7 +9,7 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Rounds x to float32 if c->in_float is set, as an emulated kernel does that stores x in float32 between two steps. */
+/* Rounds x to float32 if c->in_float is set. This imitates kernels that store x in float32 between two steps. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;

@@ -102,8 +102,8 @@ static void softmax_tile(struct compute *c, const struct places *at, int64_t cou
     }
 }
 
-/* Adds the sink to the maximum and the sum of each row, as a kernel does that counts the sink after the last tile of
- * keys. */
+/* Adds the sink to the maximum and the sum of each row. This imitates kernels that count the sink after the last tile
+ * of keys. */
 static void add_sink(struct compute *c, const struct places *at, int64_t exist, double sink, float *sum)
 {
     for (int64_t r = 0; r < exist && sink > -INFINITY; r++) {

@@ -95,7 +95,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id);
 /* Returns the number of multiply-adds for computing the truth (float64 results) of all rows. */
 double frame_multiply_adds(const attn_problem *p);
 
-/* Returns the number of multiply-adds of a forward of all those queries that read the keys of the tile `keys`. */
+/* Returns how many multiply-adds a forward of some queries takes: of all queries that read the keys of the tile
+ * `keys`. */
 double frame_forward_multiply_adds(const struct frame *f, const struct key_tile *keys);
 
 /* Returns an element of the caller's result `id`; *at becomes the element's index in the tensor. `row` counts from the

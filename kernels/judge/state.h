@@ -66,7 +66,7 @@ struct candidate {
     double score;
     /* set of the wrong tensors that the candidate (mistake or pair) explains: bit n stands for frame_tensors[n] */
     unsigned explains;
-    /* whether a kernel with the candidate's mistakes would compute a tensor wrong that is correct in the caller's
+    /* whether the candidate's mistakes would make a tensor wrong, although this tensor is correct in the caller's
      * results */
     bool breaks;
     /* whether PHASE_CONFIRM has tested the candidate (one assumed mistake, or two assumed together) on all tiles, or
@@ -244,7 +244,8 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c);
 /* Functions of units.c, for units (tiles of queries or of keys).
  *   units_choose_emulated()  chooses the tiles in which correct kernels are emulated, by the errors that PHASE_COMPARE
  *                            found. If memory runs out, all tiles are emulated
- *   units_are_given()        returns whether the caller sent a result that units of this kind give
+ *   units_are_given()        returns whether the caller sent a result that tiles of this kind compute: out, lse or dq
+ *                            in tiles of queries, dk or dv in tiles of keys
  *   units_add()              adds a unit unless the list has it, and returns the new length
  *   units_spread()           adds `wanted` evenly spread units of one kind. It leaves out tiles of keys that no query
  *                            reads, and units that are in the list from index `from` on
