@@ -895,7 +895,7 @@ attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, voi
 
 /* ---- Sums: arrays of float32 numbers (parts) are added up in a fixed order --------------------------------------- */
 
-enum { ATTN_SUM_PARTS = 64 }; /* the largest number of parts of a sum */
+enum { ATTN_SUM_PARTS = 64 }; /* the largest number of arrays (parts) that one sum adds up */
 
 /* Element n of `to` becomes ((parts[0][n] + parts[1][n]) + parts[2][n]) + ..., added in float32 in this order and
  * rounded once to `dtype`. All pointers are memory of the stream's device. The parts may not overlap `to`. */

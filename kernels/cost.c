@@ -315,8 +315,8 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
 #define WIDE_FLOAT 4
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
- * WIDE_COLUMNS columns). For a backward, this number is divided by 2.5. The backward's rates are per column of D + Dv,
- * and cover five products of (D + Dv) / 2 columns each. */
+ * WIDE_COLUMNS columns). For float32 it is multiplied by WIDE_FLOAT. For a backward it is divided by 2.5, because the
+ * backward's rates cover five products of (D + Dv) / 2 columns each, per column of D + Dv. */
 static double wide_columns(const attn_dims *d, attn_dtype dtype, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);

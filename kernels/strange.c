@@ -150,8 +150,9 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Computes an upper bound on |scale * q . k|, first from the largest number that each dtype has. If this bound is too
- * large, the largest elements of q and k are used instead. Sets the members of *look that depend on the bound. */
+/* Computes an upper bound on |scale * q . k|. The first bound comes from the largest numbers of the dtypes of q and k.
+ * If it is too large and no lse is given, the largest elements of q and k give a second bound. The function sets the
+ * members of *look that depend on the bound. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;

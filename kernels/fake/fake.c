@@ -139,7 +139,7 @@ struct lent {
 struct fake_device {
     attn_device base;
     attn_device *cpu; /* device of the backend "cpu", whose kernels compute the results */
-    /* address of this struct itself; attn_capabilities.facts points to this member */
+    /* address of this struct itself, stored here because attn_capabilities.facts points to this member */
     struct fake_device *self;
     int rule_count;
     struct rule rules[MAX_RULES];
@@ -1027,7 +1027,8 @@ static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
 
 /* ---- Carrying out the commands ----------------------------------------------------------------------------------- */
 
-/* Returns the bytes from a tensor's first element to the end of its last; 0 if it has no elements. */
+/* Returns the number of bytes from the beginning of a tensor's first element to the end of its last element; 0 if the
+ * tensor has no elements. */
 static size_t span(const attn_tensor *t)
 {
     int64_t last = 0;
@@ -1152,8 +1153,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* the time at which a real device would reach command i, because it starts each command as soon as it is queued and
-     * the previous one is done; a mark (time stamp) stores this time */
+    /* The time at which a real device would reach command i. Such a device starts a command as soon as the command is
+     * queued and the previous one is done. A mark (time stamp) stores this time. */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];

@@ -82,7 +82,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Returns the tile of keys to which a kernel with the mistake `only_last_tile` limits the sum for dq of row i. */
+/* Returns the tile of keys over which a kernel with the mistake `only_last_tile` sums dq of row i. */
 static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
 {
     const int64_t tile = v->only_last_tile, rows = v->only_last_rows;

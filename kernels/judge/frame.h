@@ -114,8 +114,8 @@ int64_t frame_key_room(const struct frame *f, int64_t b);
 double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 
-/* Adds the difference between a caller's number `got` and the correct number `want`. Two NaN, or two equal infinities,
- * count as equal. */
+/* Adds to *d the difference between a caller's number `got` and the correct number `want`. Two NaN, or two equal
+ * infinities, count as equal. */
 void difference_add(struct difference *d, double got, double want);
 void difference_join(struct difference *d, const struct difference *more);
 /* difference_worst() returns the largest difference; infinity if any difference counts in `bad`. difference_mean()

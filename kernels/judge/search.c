@@ -80,8 +80,8 @@ bool search_next_single(struct judge *j)
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }, j->left_out = false) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        /* in a backward, a mistake of scores is tested in two ways: in forward and backward, and in the backward
-         * alone */
+        /* in a backward, a mistake that changes scores is tested twice: in forward and backward together, and in the
+         * backward alone */
         const int copies = h->of_scores && backward ? 2 : 1;
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {
