@@ -315,10 +315,10 @@ unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
 /* The options that are one number and change every score. The columns are: name of the member (in attn_problem, in
- * attn_geometry and in requests), id of the option's feature bit (attn_features()), smallest and largest value besides
- * 0 (which means off), words for these limits in messages, meaning. score.h defines how an option changes a score. Each
- * row makes the option's members, its feature bit, its check in attn_check() and its entry in the decoder of
- * requests. */
+ * attn_geometry and in requests), id of the option's feature bit (attn_features()), smallest and largest value, words
+ * for these limits in messages, meaning. The value 0 is also allowed, and turns the option off. score.h defines how an
+ * option changes a score. Each row makes the option's members, its feature bit, its check in attn_check() and its entry
+ * in the decoder of requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -606,10 +606,11 @@ typedef struct attn_verification {
     double relative;
     int64_t rows; /* number of rows of out that were compared with rows recomputed in double */
 } attn_verification;
-/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
- * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
- * been computed, with all tensors in host memory. The function needs 8 * Sk * (D + Dv) bytes of memory and 16 MiB more.
- * If B x Sq x H x Dv is 1 x 1024 x 8 x 64, all rows take some 0.2 s on one CPU core. */
+/* Verifies `rows` rows of out, evenly spread over batch, heads and queries. If `rows` is -1, it verifies all rows. The
+ * function recomputes these rows in double, on one thread, and compares them with the given out. The problem is a
+ * checked forward whose out has been computed, with all tensors in host memory. The function needs 8 * Sk * (D + Dv)
+ * bytes of memory and 16 MiB more. If B x Sq x H x Dv is 1 x 1024 x 8 x 64, all rows take some 0.2 s on one CPU
+ * core. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
 /* Does the work of attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares
@@ -968,7 +969,7 @@ attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
  * attn_merge_check(), INVALID if a tensor has no memory, CANCELLED on the device "cpu" (attn_stream_heed()). */
 attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
 
-/* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
+/* Estimates the cost of a merge that passed attn_merge_check(). `worst` of this estimate equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
 /* Queues the computation of lse for the rows that attn_lse_choose() picked. Call it after the copies of q and k have

@@ -5,9 +5,9 @@
 
 #include <stdint.h>
 
-/* `cores`: number of cores that the affinity mask and the cgroup quota (rounded up) allow. `memory_bytes`: the physical
- * memory, or the smallest memory limit of the process's cgroups up to the root (version 2 or 1) if that is less; 4 GiB
- * if the system reports neither. */
+/* `cores`: number of cores that the affinity mask and the cgroup quota (rounded up) allow. `memory_bytes`: the smaller
+ * of two numbers. One is the physical memory, or 4 GiB if the system does not report it. The other is the smallest
+ * memory limit of the process's cgroups up to the root (version 2 or 1). */
 struct attn_machine {
     int cores;
     int64_t memory_bytes;

@@ -223,8 +223,8 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* Returns |scale| times the float8 scales of the row's key/value head: the absolute value of the factor by which q . k
- * is multiplied. */
+/* Returns the absolute value of the factor by which q . k is multiplied: |scale| times the float8 scales of q and k for
+ * the row's key/value head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;

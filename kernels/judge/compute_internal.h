@@ -11,7 +11,7 @@
 
 /* compute.c */
 
-/* Returns the index, in its sequence, of row number `n` of the tile. */
+/* Returns the index in the sequence of the tile's row number `n`. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n);
 /* Loads the tile's rows of q or dout, multiplied by `factor`. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,

@@ -6,7 +6,8 @@
 #include "kernels/judge/compute.h"
 #include "kernels/judge/judge.h"
 
-/* A tile of queries: consecutive queries of the n-th query head that reads key/value head hk, in sequence b. */
+/* A tile of queries: consecutive queries of one query head in sequence b. The head is the n-th of the query heads that
+ * read key/value head hk. */
 struct tile {
     int64_t b, hk, n, first, count;
     /* indices in the arrays of struct truth (float64 results): `row` is the index of the tile's first query row, `line`

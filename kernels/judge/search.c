@@ -8,8 +8,8 @@
 /* ---- Choosing the tiles on which mistakes are tested ------------------------------------------------------------- */
 
 /* Chooses the units (tiles of queries or of keys) on which mistakes are tested, if a pass over all units would take too
- * long (units.c). The function chooses the unit with the largest error of each wrong result, and some units that are
- * evenly spread. */
+ * long (units.c). For each wrong result, the function chooses the unit with the largest error. It also chooses some
+ * units that are evenly spread. */
 static void choose_units(struct judge *j)
 {
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
