@@ -1,9 +1,9 @@
-/* attention.c: makes the tables that attention.h declares, and has the functions of problems that need no device.
+/* attention.c: the tables that attention.h declares, and the functions that handle problems and need no device.
  *
  *   tables      the tables of dtypes, statuses and tensors, made from the maps (X macros) of attention.h
  *   shapes      functions that say which size each axis of a tensor has, by the rows of ATTN_TENSOR_MAP. All code that
  *               needs a shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) uses them.
- *   work        attn_flops() and attn_scores(), which count a problem's operations and scores
+ *   work        attn_flops() and attn_scores(), which count a problem's operations and its (query, key, head) triples
  *
  * To add a dtype, add a row to ATTN_DTYPE_MAP and a case to dtype.h. To add a tensor, add a row to
  * ATTN_TENSOR_MAP. To add an option that is one number, add a row to ATTN_SCORE_OPTION_MAP and its lines to
@@ -175,7 +175,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* the text names a dtype if the rule always allows exactly one; for k and v it names none */
+    /* If the rule always allows exactly one dtype, the text names this dtype. The text for k and v names no dtype. */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
@@ -210,8 +210,8 @@ bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements)
     for (int a = 0; a < rank; a++) {
         if (shape[a] < 0) return false;
         if (shape[a] == 0) none = true;
-        /* Axes of size 0 are left out of the product, so that a shape such as [2^62, 2^62, 0] is refused: its rows
-         * cannot be addressed. */
+        /* Axes of size 0 are left out of the product. A shape such as [2^62, 2^62, 0] is thus refused although it has 0
+         * elements, because its rows cannot be addressed. */
         else if (__builtin_mul_overflow(n, shape[a], &n)) return false;
     }
     *elements = none ? 0 : n;
@@ -435,7 +435,8 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    /* 0 for axes whose size the client chooses: 'm' and 'n' of mask_startend_rows, and 't' of page_table */
+    /* The letters 'm' and 'n' of mask_startend_rows and 't' of page_table get 0, because the client chooses these
+     * sizes. Letters that only outputs of an observe have get 0 too; attn_size_of() returns their sizes. */
     default: return 0;
     }
 }
@@ -544,7 +545,7 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            /* an axis of size 1 stays whole in the part, because all batch rows (or heads) share it */
+            /* an axis of size 1 is not cut, because all batch rows (or heads) share its only entry */
             if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
@@ -553,7 +554,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    /* prefix_keys compare row b with row b - 1, which may lie outside a part of the batch */
+    /* A part that lacks batch rows has no prefix_keys: prefix_keys[b] compares row b with row b - 1, which may lie
+     * outside the part. */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;

@@ -315,10 +315,10 @@ unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
 /* The options that are one number and change every score. The columns are: name of the member (in attn_problem, in
- * attn_geometry and in requests), id of the option's feature bit (attn_features()), smallest and largest value besides
- * 0 (which means off), words for these limits in messages, meaning. score.h defines how an option changes a score. Each
- * row makes the option's members, its feature bit, its check in attn_check() and its entry in the decoder of
- * requests. */
+ * attn_geometry and in requests), id of the option's feature bit (attn_features()), smallest and largest value, words
+ * for these limits in messages, meaning. The value 0 is also allowed, and turns the option off. score.h defines how an
+ * option changes a score. Each row makes the option's members, its feature bit, its check in attn_check() and its entry
+ * in the decoder of requests. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -412,9 +412,9 @@ typedef struct attn_problem {
      * once. prefix_keys do not change the results, and are not a feature (attn_features()). */
     const int32_t *prefix_keys;
 
-    /* Set by attn_queries_of() in a part of a larger problem: the number of queries of the whole problem. A kernel
-     * that splits keys by the number of queries then splits them as in the whole problem, so that the results are
-     * bitwise equal. 0: the problem is not a part. */
+    /* Set by attn_queries_of() in a part of a larger problem: the number of queries of the whole problem. 0: the
+     * problem is not a part. A kernel that splits keys by the number of queries uses this number. It thus splits the
+     * keys of the part as it splits those of the whole problem, so that the results are bitwise equal. */
     int64_t whole_queries;
 } attn_problem;
 
@@ -424,9 +424,9 @@ typedef struct attn_problem {
     }
 
 /* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes a
- * problem of this part, whose tensors are views of the same memory. If the same kernel and variant computes both
- * problems, the results of the part are bitwise equal to those of the whole. The exceptions are gradients that are
- * sums over batch or heads (dsinks, gradients of broadcast tensors): they are sums over the part alone. */
+ * problem of this part, whose tensors are views of the same memory. If the same kernel and variant computes the part
+ * and the whole problem, the results of the part are bitwise equal to those of the whole. The exceptions are gradients
+ * that are sums over batch or heads (dsinks, gradients of broadcast tensors): they are sums over the part alone. */
 typedef struct attn_part {
     int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads */
 } attn_part;
@@ -488,8 +488,8 @@ typedef struct attn_geometry {
      * not given. */
     int64_t keep_tail;
     bool causal, top_left;
-    /* The window: query i sees keys i' - left to i' + right. ATTN_UNBOUNDED: no limit on this side. A causal mask sets
-     * `right` to 0. */
+    /* The window: query i sees the keys i' - left to i' + right, where i' = i + attn_align() is the query's position
+     * among the keys (tiles.h). ATTN_UNBOUNDED: no limit on this side. A causal mask sets `right` to 0. */
     int64_t left, right;
     double scale;
 #define X(name, id, least, most, rule, meaning) double name;
@@ -533,8 +533,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
  * score.h for each score, so they support every option that score.h defines. How keys are stored (pages, float8) is not
  * part of ATTN_ALL_SCORES; every kernel names those bits itself. */
 
-/* One row per option: id, name of the option in requests ("": none), condition under which a problem has the option's
- * feature bit. The options in ATTN_SCORE_OPTION_MAP are not in this table. */
+/* One row per option: id, name of the option in requests ("": none), condition under which attn_features() sets the
+ * option's bit. The options in ATTN_SCORE_OPTION_MAP are not in this table. */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
@@ -565,12 +565,12 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
-/* the features that say how keys are stored: in pages, and in a dtype that is not q's */
+/* the bits of attn_features() that say how keys are stored: in pages, and in a dtype that is not q's */
 #define ATTN_KEY_FEATURES (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE))
 #define ATTN_ALL_SCORES   (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
-/* The rows of ATTN_OPTION_MAP and ATTN_SCORE_OPTION_MAP as an array; entry n describes bit ATTN_OPTION_FIRST + 1 +
- * n. */
+/* The rows of ATTN_OPTION_MAP and ATTN_SCORE_OPTION_MAP as an array. Entry n describes the option whose bit in
+ * attn_features() has the number ATTN_OPTION_FIRST + 1 + n. */
 typedef struct attn_option_info {
     const char *wire; /* name of the option in requests; "" where requests have no option with this meaning */
     const char *meaning;
@@ -582,9 +582,9 @@ extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST -
 uint64_t attn_features(const attn_problem *p);
 
 /* Returns the number of floating point operations of a problem, as papers on attention count them. A forward has 2 * (D
- * + Dv) operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. Causal, window
- * and lengths are counted exactly; other masks count as if they hid nothing. The function reads only cu_seqlens and
- * seqlens. */
+ * + Dv) operations for each permitted (query, key, head) triple, and a backward has 2.5 times as many. The number of
+ * triples that causal, window and lengths permit is exact. Other masks count as if they hid nothing. The function reads
+ * only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
 /* Returns the number of (query, key, head) triples that causal, window, lengths and FlashMask permit. Other masks count
@@ -606,10 +606,11 @@ typedef struct attn_verification {
     double relative;
     int64_t rows; /* number of rows of out that were compared with rows recomputed in double */
 } attn_verification;
-/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). The function recomputes these
- * rows in double, on one thread, and compares them with the given out. The problem is a checked forward whose out has
- * been computed, with all tensors in host memory. The function needs 8 * Sk * (D + Dv) bytes of memory and 16 MiB more.
- * If B x Sq x H x Dv is 1 x 1024 x 8 x 64, all rows take some 0.2 s on one CPU core. */
+/* Verifies `rows` rows of out, evenly spread over batch, heads and queries. If `rows` is -1, it verifies all rows. The
+ * function recomputes these rows in double, on one thread, and compares them with the given out. The problem is a
+ * checked forward whose out has been computed, with all tensors in host memory. The function needs 8 * Sk * (D + Dv)
+ * bytes of memory and 16 MiB more. If B x Sq x H x Dv is 1 x 1024 x 8 x 64, all rows take some 0.2 s on one CPU
+ * core. */
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
 /* Does the work of attn_verify() in steps, for a caller that may stop between two steps. attn_verifier_step() compares
@@ -635,7 +636,7 @@ typedef struct attn_counter attn_counter;
  *
  * attn_counter_step() counts for up to about a millisecond, and returns whether it was the last step. attn_count_work()
  * returns how many keys, tiles or elements of masks the counting visits; each takes about a nanosecond.
- * attn_counter_open() returns TOO_LARGE if there are more than 2^32 of these. */
+ * attn_counter_open() returns TOO_LARGE if this number is above 2^32. */
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
 bool attn_counter_step(attn_counter *counter);
 attn_counts attn_counter_close(attn_counter *counter);
@@ -660,9 +661,10 @@ typedef struct attn_lse_row {
 typedef struct attn_lse_look {
     int count; /* number of rows that attn_lse_choose() picked; the member `row` lists them */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* The results for each row: first the row's lse by each variant of the scores, then the size of the row's products.
-     * This size is the mean of sqrt(sum_d (q_d k_d)^2) over the row's keys, weighted by P. A variant is the problem's
-     * options as given, or without some of them (verify_lse.h). */
+    /* The results for each row: first the row's lse, once for each variant of the scores, then the size of the row's
+     * products. A variant is one way in which the client may have computed the scores: with the problem's options as
+     * given, without some of them, or with another scale (verify_lse.h). The size of the products is the mean of
+     * sqrt(sum_d (q_d k_d)^2) over the row's keys, weighted by P. */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -750,16 +752,17 @@ void attn_host_unpin(attn_device *device, void *memory);
 
 /* ---- Kernels, and plans (which kernel computes a problem) -------------------------------------------------------- */
 
-/* What one kernel computes. A device tries its kernels in order, and the first that takes a problem computes it. A
- * kernel whose row allows a problem may still refuse it because of its sizes or strides. */
+/* What one kernel computes. A device tries its kernels in order, and the first that takes a problem computes it. Even
+ * if these members allow a problem, the kernel may still refuse it because of its sizes or strides. */
 typedef struct attn_kernel {
     const char *name; /* name of the kernel: "avx512", "sm90", "generic" */
     attn_op op;
     uint32_t dtypes;   /* dtypes of q that the kernel supports: a set of ATTN_DTYPE_BIT() bits */
     int head_dim;      /* the largest head sizes D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* whether the kernel may read staging memory (host memory) where the device can (attn_device_info.reads_staging).
-     * Such a kernel reads each number of its inputs about once, so a copy to device memory would gain nothing. */
+    /* Whether the kernel may read staging memory (host memory), on devices that can read it
+     * (attn_device_info.reads_staging). Such a kernel reads each number of its inputs about once, so a copy to device
+     * memory would gain nothing. */
     bool in_place;
 } attn_kernel;
 
@@ -802,9 +805,9 @@ typedef struct attn_plan {
  * the problem. */
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
-/* Makes a plan for `problem`, which must be the problem of the plan `made` with tensors at other addresses. The
- * function keeps the kernel of `made` if the capabilities and the set of unaligned tensors are the same. Otherwise it
- * chooses a kernel as attn_plan_make() does. */
+/* Makes a plan for `problem`, which must equal the problem of the plan `made`, except that its tensors may be at other
+ * addresses. The function keeps the kernel of `made` if the capabilities and the set of unaligned tensors are the same.
+ * Otherwise it chooses a kernel as attn_plan_make() does. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
@@ -846,10 +849,10 @@ void attn_stream_close(attn_stream *stream);
 
 typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 
-/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports the end. Only
- * one thread at a time may use a stream. A unified device (one that computes in host memory) computes inside
- * attn_run(), so several threads may compute at the same time, each on a stream of its own. An error of the copy may be
- * reported by any later call on the stream. */
+/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports that the
+ * stream's work is done. Only one thread at a time may use a stream. A unified device (one that computes in host
+ * memory) computes inside attn_run(), so several threads may compute at the same time, each on a stream of its own. An
+ * error of the copy may be reported by any later call on the stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
@@ -858,7 +861,7 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
 typedef struct attn_rows {
     void *to;
     const void *from;
-    size_t to_pitch, from_pitch, width; /* in bytes; each pitch is at least `width` */
+    size_t to_pitch, from_pitch, width; /* pitches, and length of a row, in bytes; each pitch is at least `width` */
     size_t count;
 } attn_rows;
 
@@ -877,11 +880,11 @@ typedef struct attn_move {
  * caller may free `moves` when this function returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
-/* Queues a copy from the memory of another device of the same backend, `source`, to memory of the stream's device. The
- * work on `source` that writes the memory at `from` must be done when this is called, and the memory must stay until
- * the stream is done. Where the two devices cannot reach each other's memory, the driver copies through the host.
- * Errors: CANCELLED if `source` is lost, so that its memory cannot be read (the stream's own device still works);
- * UNSUPPORTED if the backend never has a second device. */
+/* Queues a copy from the memory of another device of the same backend, `source`, to memory of the stream's device.
+ * Before this call, `source` must have done the work that writes the memory at `from`. The memory must stay until the
+ * stream is done. Where the two devices cannot reach each other's memory, the driver copies through the host. Errors:
+ * CANCELLED if `source` is lost, so that its memory cannot be read (the stream's own device still works); UNSUPPORTED
+ * if the backend never has a second device. */
 attn_status attn_copy_peer(attn_stream *stream, void *to, const attn_device *source, const void *from, size_t bytes,
                            attn_error *err);
 
@@ -893,7 +896,7 @@ attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, voi
 
 /* ---- Sums: arrays of float32 numbers (parts) are added up in a fixed order --------------------------------------- */
 
-enum { ATTN_SUM_PARTS = 64 }; /* the largest number of parts of a sum */
+enum { ATTN_SUM_PARTS = 64 }; /* the largest number of arrays (parts) that one sum adds up */
 
 /* Element n of `to` becomes ((parts[0][n] + parts[1][n]) + parts[2][n]) + ..., added in float32 in this order and
  * rounded once to `dtype`. All pointers are memory of the stream's device. The parts may not overlap `to`. */
@@ -939,9 +942,9 @@ typedef struct attn_result {
  * out and dout are [B, Sq, H, Dv], in layout bhsd [B, H, Sq, Dv], and packed [total_q, H, Dv]. Packed tensors are
  * always bshd. The last axis of out and dout has stride 1. lse and dlse are [B, H, Sq], packed [H, total_q]. The outs
  * of all parts have one shape, one set of strides and one dtype (float32, float16 or bfloat16). The gradients of all
- * parts also have one dtype and one set of strides. `whole`, dout and the gradients may each have another of these
- * dtypes and other strides than the parts. lse, dlse, sinks and dsinks are float32; sinks and dsinks are contiguous.
- * Outputs must not overlap inputs. */
+ * parts also have one dtype and one set of strides. `whole`, dout and the gradients need not have the dtype and the
+ * strides of the parts: each may have any of these three dtypes, and its own strides. lse, dlse, sinks and dsinks are
+ * float32; sinks and dsinks are contiguous. Outputs must not overlap inputs. */
 typedef struct attn_merge_problem {
     int count; /* number of parts of the merge, 1 to ATTN_MERGE_PARTS */
     attn_layout layout;
@@ -966,7 +969,7 @@ attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
  * attn_merge_check(), INVALID if a tensor has no memory, CANCELLED on the device "cpu" (attn_stream_heed()). */
 attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
 
-/* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
+/* Estimates the cost of a merge that passed attn_merge_check(). `worst` of this estimate equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
 /* Queues the computation of lse for the rows that attn_lse_choose() picked. Call it after the copies of q and k have
@@ -1032,10 +1035,9 @@ attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err);
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
 /* attn_stream_note() and attn_stream_noted() detect the end of the work on a stream without a call of the driver, whose
- * lock would block other threads. attn_stream_note() queues a note (a write to host memory) behind all work.
- * attn_stream_noted() returns whether the device has written the note. After an error the device may never write it, so
- * a caller that has polled long enough should call attn_stream_done(). Returns UNSUPPORTED if the backend has no
- * notes. */
+ * lock would block other threads. attn_stream_note() queues a note (a write to host memory) behind all work. It returns
+ * UNSUPPORTED if the backend has no notes. attn_stream_noted() returns whether the device has written the note. After
+ * an error the device may never write it, so a caller that has polled long enough should call attn_stream_done(). */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 
@@ -1073,10 +1075,10 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
 /* Queues some 25 ms of the work that computes the truth (float64 results). *step is 0 at the first call; each call sets
  * it for the next, or to ATTN_NO_MORE_STEPS when all work is queued. Pointers in the problem are device memory.
  * Problem, results and workspace are the same at every call, and belong to the stream until it is done; the structs may
- * be freed when this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer where a
- * row sees more than 100,000 keys (with options 25,000), and for dk and dv where that many queries of a group see a
- * key. Call it from the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace),
- * and the errors of the device. */
+ * be freed when this returns. One launch of a kernel is meant to take 20 ms at most. On an H100 it takes longer for a
+ * row that sees more than 100,000 keys (25,000 if the problem has options). For dk and dv it takes longer if more than
+ * that number of queries see a key, counted over all query heads of its group. Call it from the stream's thread.
+ * Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), and the errors of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 

@@ -59,9 +59,10 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    /* Decides whether plan->kernel can compute a problem whose dtype, head sizes and features its attn_kernel allows.
-     * If the kernel can, the function fills in the plan's other members and returns true. NULL: every kernel computes
-     * all problems that its attn_kernel allows, and plans need no geometry. */
+    /* Decides whether plan->kernel can compute a problem. The function is called only if the kernel's attn_kernel
+     * allows the problem's dtype, head sizes and features. If the kernel can compute it, the function fills in the
+     * plan's other members and returns true. NULL: every kernel computes all problems that its attn_kernel allows, and
+     * plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);

@@ -82,7 +82,7 @@ static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *i
 }
 
 /* Returns whether the problem's operation (forward, backward or observe) uses the tensor. A forward ignores tensors
- * that only a backward uses, so that a client can send one problem to both. */
+ * that only a backward uses. A client can therefore send the same tensors for a forward and for a backward. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
     return p->tensor[id].rank > 0 && (attn_reads(p, id) || attn_writes(p, id));

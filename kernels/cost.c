@@ -34,10 +34,10 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Kernels compute a row a second time (repair it) if its scores exceed the range of float32. The generic kernel for
- * options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh), unless dq of
- * a backward exceeds the range of float32. The float32 kernels repair every row of a tile whose q and k are so large
- * that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
+/* If a row's scores exceed the range of float32, kernels repair the row: they compute it a second time. The generic
+ * kernel for options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh),
+ * unless dq of a backward exceeds the range of float32. The float32 kernels look at tiles: if q and k are so large that
+ * scores of SINGLE_BOUND are possible, they repair every row of the tile (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -128,7 +128,7 @@ static const struct rate few_rows[] = {
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* Options that the generic kernels compute score by score, in a separate variant of the kernel. */
+/* Options for which the generic kernels have a separate variant, which computes the scores one by one. */
 #define SCORES                                                                                                       \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
@@ -222,8 +222,8 @@ static const struct extra {
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
 
-/* Extra time of a GPU block if a head size is not a multiple of eight. The GPU then cannot copy 16 bytes at a time.
- * ODD_FORWARD and ODD_BACKWARD are nanoseconds for each key and its value, per 64 columns. */
+/* If a head size is not a multiple of eight, the GPU cannot copy 16 bytes at a time, and each block takes longer.
+ * ODD_FORWARD and ODD_BACKWARD are the additional nanoseconds for each key and its value, per 64 columns. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -262,7 +262,7 @@ enum {
     /* number of keys that a CPU thread, or a GPU block of the decode kernel, computes at a time if query rows are
      * few */
     UNIT_KEYS = 2048,
-    /* number of rows (in a backward: of keys) that a block of Hopper and generic kernels computes */
+    /* number of query rows (in a backward: of keys) that one block computes in the Hopper and the generic kernels */
     BLOCK = 128,
     OPTIONS_BLOCK = 64, /* number of query rows in a block of the generic forward with options */
     /* number of rows that a multiprocessor computes at a time in kernels with one warp per query row */
@@ -277,8 +277,8 @@ enum {
 /* The amounts of work that a problem needs. Each rate of a kernel (struct rate) is multiplied by one of these
  * amounts. */
 struct work {
-    /* `heads` is the number of heads, summed over all sequences, or in some kernels the number of blocks. Each head
-     * (or block) takes the time rate.head. */
+    /* `heads` is the number of heads, summed over all sequences. For GPU kernels whose thread blocks compute tiles of
+     * rows it is the number of these blocks. Each head (or block) takes the time rate.head. */
     double heads, columns, numbers, triples;
     /* tiled: number of (query, key, head) triples in all tiles, where every tile counts as full; tile_columns: number
      * of columns that blocks multiply for each triple */
@@ -315,8 +315,8 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
 #define WIDE_FLOAT 4
 
 /* Returns the number of columns that the generic kernels multiply per (query, key) pair if heads are wide (more than
- * WIDE_COLUMNS columns). For a backward, this number is divided by 2.5. The backward's rates are per column of D + Dv,
- * and cover five products of (D + Dv) / 2 columns each. */
+ * WIDE_COLUMNS columns). For float32 it is multiplied by WIDE_FLOAT. For a backward it is divided by 2.5, because the
+ * backward's rates cover five products of (D + Dv) / 2 columns each, per column of D + Dv. */
 static double wide_columns(const attn_dims *d, attn_dtype dtype, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
@@ -340,7 +340,7 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
                                  : !hopper_wide ? 1
                                  : back         ? ceil((double)d->D / WIDE_COLUMNS) + ceil((double)d->Dv / WIDE_COLUMNS)
                                                 : ceil((double)d->Dv / HOPPER_WIDE_COLUMNS);
-    /* each block of columns computes the scores again; only a block of the backward of sm90_wide reads them from
+    /* each block of columns computes the scores again, except in the backward of sm90_wide, where it reads them from
      * memory */
     const double scores = hopper_wide && back ? 1 : column_blocks;
     const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;
@@ -446,8 +446,9 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan);
 }
 
-/* Returns the bytes of all tensors that are given or written. If k and v lie in pages, only the `numbers` elements
- * that kernels read are counted. If k and v share their memory, this memory is counted once. */
+/* Returns the bytes of all tensors that are given or written. If k and v lie in pages, only the elements that kernels
+ * read are counted; `numbers` is the number of these elements. If k and v share their memory, this memory is counted
+ * once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;
@@ -524,11 +525,11 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 
 /* ---- The expected time of a merge -------------------------------------------------------------------------------- */
 
-/* Rates of a merge (joining results over parts of the keys): nanoseconds for each element of the `out` of each part,
- * on one unit (a thread of a CPU, a multiprocessor of a GPU). `sum` is the time to add the element to the merged out,
- * and `back` the time to compute its gradient. `sink` is the time that dsinks adds, on at most one unit per head. The
- * CPU's rates were measured with one thread on 2026-11-27. The GPU's rates are those of a decode, which also reads
- * each number once. */
+/* Rates of a merge (it joins results over parts of the keys), in nanoseconds of one unit (a thread of a CPU, a
+ * multiprocessor of a GPU). Each rate is for one element of a part's `out`. `sum` is the time to add the element to the
+ * merged out, and `back` the time to compute its gradient. `sink` is the time that the element adds to dsinks, on which
+ * at most one unit per head works. The CPU's rates were measured with one thread on 2026-11-27. The GPU's rates are
+ * those of a decode, which also reads each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };

@@ -2,8 +2,9 @@
  *
  * Batch rows and heads with the same masks are counted once, as one plane. Causal, window and lengths are counted by a
  * closed form. FlashMask is counted key by key: up to three intervals of rows see a key. keep_mask and bias are counted
- * element by element. One call of attn_counter_step() counts at most STEP_WORK keys, elements or bands (a band is as
- * many rows as a tile has), or a single row or block of keys that has more of them. */
+ * element by element. A band is as many rows as a tile has. One call of attn_counter_step() counts at most STEP_WORK
+ * keys, elements or bands. If a single row or a single block of keys has more, the call counts this one row or
+ * block. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,9 +37,9 @@ struct attn_counter {
     attn_sequence s;
     /* Numbers of visible (query, key) pairs. A band is a group of tile[0] rows, and a block is tile[1] keys. With
      * keep_mask or bias (BY_ELEMENTS), counts[n] is the number of pairs of the present band with block n. With
-     * FlashMask (BY_KEYS), the sum of counts[0] to counts[n] is a number of pairs of band n with the present block. It
-     * counts only keys that all rows of band n see, in an interval of rows that reaches beyond the band on both
-     * sides. */
+     * FlashMask (BY_KEYS), rows see a key in up to three intervals. counts[0] + ... + counts[n] is then a number of
+     * pairs of band n with keys of the present block: it counts each key with an interval that begins before band n and
+     * ends after it. */
     int64_t *counts;
     attn_counts found;
 };
@@ -149,9 +150,9 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- Counting pairs key by key: FlashMask ------------------------------------------------------------------------ */
 
-/* For one key, which rows lo to hi - 1 see: adds how many rows of each band (group of tile[0] rows) see the key. The
- * numbers of the first and the last of these bands go to `parts`. All rows of the bands between them see the key;
- * c->counts gets their numbers as differences between neighbouring bands. */
+/* Rows lo to hi - 1 see one key. For each band (group of tile[0] rows), the function adds how many of these rows the
+ * band has. The numbers of the first and the last of these bands go to `parts`. In the bands between them, all rows see
+ * the key; the numbers of these bands go to c->counts, as differences between neighbouring bands. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];

@@ -32,7 +32,8 @@ enum { BACKENDS = sizeof backends / sizeof *backends };
 
 const char *const *attn_backends(void)
 {
-    /* the names of `backends`, written out once more so that the array is constant before any thread starts */
+    /* The names of `backends`, written out once more. The array is thus a constant, which is complete before any thread
+     * starts. */
     static const char *const names[] = {
 #ifdef ATTN_FAKE
         "fake",

@@ -1,7 +1,8 @@
-/* padding.c: the results of padding rows. Padding rows lie behind the seqlens_q of a sequence, or in the gap between
- * two packed sequences. Kernels do not write them. attn_fill_padding() sets out, dq, dk and dv to 0 there, and lse to
- * -inf. All outputs of an observe (statistics of probabilities) are filled completely, because its kernels write only
- * rows that exist and keys that some query sees. */
+/* padding.c: the results of padding rows. Padding rows are the rows of a sequence behind its seqlens_q, and in dk and
+ * dv of packed keys the rows behind its seqlens_k. In a packed tensor they are the gap before the next sequence.
+ * Kernels do not write them. attn_fill_padding() sets out, dq, dk and dv to 0 there, and lse to -inf. All outputs of an
+ * observe (statistics of probabilities) are filled completely, because its kernels write only rows that exist and keys
+ * that some query sees. */
 #include <math.h>
 #include <string.h>
 

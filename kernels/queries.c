@@ -81,8 +81,8 @@ bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double 
     if (units < count || all <= 0) return false;
     for (int n = 0; n < count; n++) {
         const double want = all * (n + 1) / count;
-        /* the largest end that range n may have, in units of ATTN_QUERY_UNIT queries: each later range needs at least
-         * one unit */
+        /* The largest end that range n may have, in units of ATTN_QUERY_UNIT queries. Each of the later ranges needs at
+         * least one unit. */
         const int64_t last = units - (count - 1 - n);
         for (unit++; unit < last; unit++) {
             const int64_t here = unit * ATTN_QUERY_UNIT, next = here + ATTN_QUERY_UNIT;

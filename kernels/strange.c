@@ -150,8 +150,9 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Computes an upper bound on |scale * q . k|, first from the largest number that each dtype has. If this bound is too
- * large, the largest elements of q and k are used instead. Sets the members of *look that depend on the bound. */
+/* Computes an upper bound on |scale * q . k|. The first bound comes from the largest numbers of the dtypes of q and k.
+ * If it is too large and no lse is given, the largest elements of q and k give a second bound. The function sets the
+ * members of *look that depend on the bound. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -222,8 +223,8 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* Returns |scale| times the float8 scales of the row's key/value head: the absolute value of the factor by which q . k
- * is multiplied. */
+/* Returns the absolute value of the factor by which q . k is multiplied: |scale| times the float8 scales of q and k for
+ * the row's key/value head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -315,8 +316,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* Where biases are so large that q . k cannot change them, kernels recognise the row by its equal biases and
-     * compute it fast. */
+    /* If biases are so large that q . k cannot change the scores, a row whose biases are equal has equal scores.
+     * Kernels recognise such a row by its biases and compute it fast. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 

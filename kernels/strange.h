@@ -22,8 +22,8 @@ typedef struct attn_strange {
  *
  *   bound_from  float32 only: the product of D, the scale, the largest |q| in the row's tile and the largest |k| of the
  *               row's keys reaches this bound; 0: no bound
- *   gradients   the row's scores are cheap, but dq of the backward exceeds the range of float32, because it grows with
- *               the scale */
+ *   gradients   the row would be cheap by its scores, but dq of the backward exceeds the range of float32, because dq
+ *               grows with the scale */
 typedef struct attn_strange_limits {
     double from, cheap_from, bound_from;
     bool gradients;

@@ -9,8 +9,8 @@
  *      mask. The message names the conversion.
  *
  * If k has only a part of the keys, lse might look like case 2 by chance. At least ENOUGH_ROWS rows must therefore fit
- * the conversion, and no row may contradict it. A conversion adds a number to each row's lse. The largest and the
- * smallest of these numbers must differ by more than 2 * APART tolerances.
+ * the conversion, and no row may contradict it. Each row's lse changes by some number in the conversion. The largest
+ * and the smallest of these numbers must differ by more than 2 * APART tolerances.
  *
  * Tolerances of lse. The client may have rounded q and k after it computed lse. u = 2^-10 (bfloat16: 2^-8, float8:
  * 2^-3) is the relative error of a product whose two factors were rounded. The size of a key is |scale| sqrt(sum_d (q_d
@@ -42,8 +42,8 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. A
- * difference between such differences of two rows must exceed twice this limit. */
+/* Two values of lse for one row count as different if they differ by more than APART times the row's tolerance. If the
+ * difference of one row is compared with that of another row, this limit is twice as large. */
 #define APART 4
 
 /* ---- The variants: options that a client may have left out ------------------------------------------------------- */
@@ -341,14 +341,16 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    /* the difference is limited, because it is infinite if the row sees no key by the options as given */
+    /* The difference is limited to -1000 to 1000. Without the limit it is infinite if the given masks hide all keys
+     * from the row. */
     *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 if there is none. *at
- * becomes the index of a row that fits this variant. */
+/* Returns the variant of the scores (way to compute them) that explains the lse: enough rows fit it, and no row
+ * contradicts it. ATTN_LSE_VARIANTS stands for an lse in base 2; 0: no variant explains the lse. *at becomes the index
+ * of a row that fits the variant. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {

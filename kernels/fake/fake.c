@@ -17,10 +17,10 @@
  * all later ones; without @N it hits every event. FAULT_MAP below lists the faults. A script that cannot be parsed is
  * refused when the device is opened.
  *
- * Only `delay` and `launch.slow` depend on time. `hold` waits until a file is deleted, so that a test decides the order
- * of events. When the device starts kernels that `hold` stops, it appends a byte to the file, so that a test can wait
- * until the kernels have started. The marks (time stamps) of a stream have the times at which a real device would reach
- * them: such a device starts each command as soon as it is queued and the previous one is done.
+ * Only `delay` and `launch.slow` depend on time. `hold` stops the kernels of an event until a file is deleted, so that
+ * a test decides the order of events. When such kernels start, the device appends a byte to the file, so that a test
+ * can wait until they have started. The marks (time stamps) of a stream have the times at which a real device would
+ * reach them: such a device starts each command as soon as it is queued and the previous one is done.
  *
  * Memory that another process lends (attn_device_import()) is an object of POSIX shared memory, so that a test can
  * write and read it. Its handle is the text "DEVICE/NAME", padded with NULs. Only the device may access it: while the
@@ -139,7 +139,7 @@ struct lent {
 struct fake_device {
     attn_device base;
     attn_device *cpu; /* device of the backend "cpu", whose kernels compute the results */
-    /* address of this struct itself; attn_capabilities.facts points to this member */
+    /* address of this struct itself, stored here because attn_capabilities.facts points to this member */
     struct fake_device *self;
     int rule_count;
     struct rule rules[MAX_RULES];
@@ -154,8 +154,8 @@ struct fake_device {
      * be read or written */
     int working;
     int64_t events[EVENT_COUNT];
-    /* The fault walk.err makes calls number 1, 3, 6, 10, ... fail. walk_next is the number of the next call that fails,
-     * and walk_step its distance from the call before that failed. */
+    /* The fault walk.err makes the calls number 1, 3, 6, 10, ... fail. walk_next is the number of the next call that
+     * fails. walk_step is the difference between walk_next and the number of the last call that failed. */
     int64_t walk_step, walk_next;
     /* code of the error that broke the device, so that every later call fails (a sticky error); 0: the device works */
     int lost;
@@ -183,8 +183,8 @@ struct command {
      * beginnings of neighbouring pieces. */
     size_t rows, to_pitch, from_pitch;
     attn_direction direction;
-    /* copies of the problems of a command of kind RUN, LSE, TRUTH or COMPARE, and for RUN also of their plans; the
-     * command owns the copies */
+    /* Copies of the caller's structs, which the command owns. Commands of kind RUN, LSE, TRUTH and COMPARE have
+     * problems; only commands of kind RUN have plans. */
     attn_problem *problems;
     attn_plan *plans;
     /* float64 results: commands of kind TRUTH compute them, commands of kind COMPARE read them (and write distances to
@@ -635,8 +635,8 @@ static struct fake_device *device_of_facts(const attn_capabilities *can)
     return *(struct fake_device *const *)can->facts;
 }
 
-/* Counts an event of the fake device. If the test's script has the fault for this event, the function returns only
- * after the file that the script names has been deleted. Any thread may call this function. */
+/* Counts an event of the fake device. If the test's script lists `fault` for this event, the function waits until the
+ * file that the script names has been deleted. Any thread may call this function. */
 static void hold(struct fake_device *device, enum fault_id fault, enum event event)
 {
     pthread_mutex_lock(&device->lock);
@@ -785,8 +785,8 @@ static attn_status copy_peer(attn_stream *base, void *to, const attn_device *oth
                   err);
 }
 
-/* Appends a byte to the file at `path`, if it exists. This tells a test that the kernels have started which do not end
- * while the file exists. */
+/* Appends a byte to the file at `path`, if the file exists. The byte tells a test that the kernels have started. They
+ * do not end before the test has deleted the file. */
 static void tell_test(const char *path)
 {
     const int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
@@ -795,8 +795,8 @@ static void tell_test(const char *path)
     close(fd);
 }
 
-/* Produces the faults that the script lists for this start of kernels (a run, or a sum of parts). The caller must hold
- * device->lock. */
+/* Produces the faults that the script lists for this launch (of problems, or of the kernel that adds up the parts of a
+ * sum). The caller must hold device->lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -804,7 +804,7 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     const struct rule *rule;
     if (rule_for(device, FAULT_ABORT, n)) abort();
     if (rule_for(device, FAULT_SEGV, n)) {
-        /* restores the default action, so that the signal kills the process without a sanitizer's report */
+        /* with the default action, SIGSEGV kills the process without a sanitizer's report */
         signal(SIGSEGV, SIG_DFL);
         raise(SIGSEGV);
     }
@@ -1027,7 +1027,8 @@ static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
 
 /* ---- Carrying out the commands ----------------------------------------------------------------------------------- */
 
-/* Returns the bytes from a tensor's first element to the end of its last; 0 if it has no elements. */
+/* Returns the number of bytes from the beginning of a tensor's first element to the end of its last element; 0 if the
+ * tensor has no elements. */
 static size_t span(const attn_tensor *t)
 {
     int64_t last = 0;
@@ -1152,8 +1153,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* the time at which a real device would reach command i, because it starts each command as soon as it is queued and
-     * the previous one is done; a mark (time stamp) stores this time */
+    /* The time at which a real device would reach command i. Such a device starts a command as soon as the command is
+     * queued and the previous one is done. A mark (time stamp) stores this time. */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
@@ -1193,8 +1194,8 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. While the script of faults holds the stream up, calls are not counted as events,
- * because their number depends on time. */
+/* Checks whether the stream is done. While the script of faults holds the stream up, the function does not count its
+ * calls as events, because the number of such calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     struct fake_stream *stream = stream_of(base);

@@ -53,7 +53,7 @@ bool fake_truth_of_head(const attn_problem *p, int64_t head, const attn_truth *t
     if (head == 0) clear(d, to);
     if (!compute_open(&c, &bare, frame_tile_rows(&bare))) return false;
     compute_keys(&c, &v, b, hk);
-    /* dk and dv are sums over the query heads of a group: this loads the sums of the group's earlier heads */
+    /* dk and dv are sums over the query heads of a group, so the sums of the group's earlier heads are loaded here */
     if (bare.op == ATTN_OP_BACKWARD) {
         take(to->dk, d->D, first_key, s.Sk, c.dK, c.D);
         take(to->dv, d->Dv, first_key, s.Sk, c.dV, c.Dv);

@@ -6,8 +6,8 @@
 #include "kernels/tiles.h"
 
 /* Computes the results of one of the problem's B * H heads, and stores them in the arrays of `to`, in the order of
- * attn_truth (kernels/attention.h). Head 0 must be computed first, because its call clears the results. All memory is
- * on the host. Returns false if memory runs out. */
+ * attn_truth (kernels/attention.h). Head 0 must be computed first, because the call for head 0 clears the arrays. All
+ * memory is on the host. Returns false if memory runs out. */
 bool fake_truth_of_head(const attn_problem *p, int64_t head, const attn_truth *to);
 
 /* The arrays out, lse and dq of attn_truth have one row per query and query head. The arrays dk and dv have one row per

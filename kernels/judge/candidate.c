@@ -1,10 +1,13 @@
 /* candidate.c: tests candidates (one assumed mistake, or two at once) and decides which errors they explain.
  *
- * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake. Agree
- * means that the largest difference is within the limit, and that the root mean square of the differences is at most
- * 0.7 times that between the caller's tensor and the truth (float64 results). If the largest difference is not within
- * the limit, the largest and the mean difference must be at most a tenth of those from the truth. The largest error of
- * a correct tensor may only grow up to its limit, or to three times its size.
+ * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor that a kernel with this mistake
+ * computes. The error is the caller's difference from the truth (float64 results), and the rest is the caller's
+ * difference from that kernel. The two tensors agree if the largest rest is within the limit, and the root mean square
+ * of the rest is at most 0.7 times that of the error. If the largest rest is above the limit, they agree only if the
+ * largest and the mean rest are at most a tenth of the largest and the mean error. A difference is infinite where
+ * exactly one of the two numbers is finite. At most a tenth of the infinite errors may remain. If no finite error is
+ * above the limit, the finite rest must only stay within the limit. The largest error of a correct tensor may grow up
+ * to its limit, or to three times its size. If it grows more, the mistake explains nothing.
  *
  * Explanations are ordered by score, the lowest first. The score is the sum over the wrong tensors of log(a / b), where
  * a is the caller's difference from the results of a kernel with the mistake, and b the caller's difference from the
@@ -23,17 +26,17 @@ enum { LSE = 1 }; /* index of lse in frame_tensors[] */
  * to the truth (float64 results): their mean difference from the mistake's results must be less than JUDGE_PATTERN
  * times their mean difference from the truth. */
 #define JUDGE_PATTERN 0.5
-/* A mistake counts as one of several causes of an error under two conditions. First, with the mistake assumed, at most
- * JUDGE_PART of the error of some wrong tensor remains. Second, no wrong tensor's error grows to more than
- * JUDGE_NOT_WORSE times its size. */
+/* A mistake counts as one of several causes of an error under two conditions. First, the error of some wrong tensor
+ * other than lse shrinks to at most JUDGE_PART of its size if the mistake is assumed. Second, no wrong tensor's error
+ * grows to more than JUDGE_NOT_WORSE times its size. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
 /* The judge reports a pair of mistakes only if the pair's score (lower is better) is lower than the score of each of
  * its mistakes alone, by more than this number. */
 #define JUDGE_PAIR_GAIN 1.1
-/* Limits, in multiply-adds, on the work of testing a mistake on tiles of keys. If the mistake changes out or lse, each
- * tile of keys needs the forward of a head again. JUDGE_KEYS_CONFIRMED is the limit for the test of the best
- * explanation (in PHASE_CONFIRM), JUDGE_KEYS_TESTED the limit for all other tests. */
+/* Limits, in multiply-adds, on the work of testing a mistake on tiles of keys. If the mistake changes out or lse, the
+ * forward of a head must be computed again for each tile of keys. JUDGE_KEYS_CONFIRMED is the limit for the test of the
+ * best explanation (in PHASE_CONFIRM), JUDGE_KEYS_TESTED the limit for all other tests. */
 #define JUDGE_KEYS_TESTED    ((double)(INT64_C(1) << 29))
 #define JUDGE_KEYS_CONFIRMED ((double)(INT64_C(1) << 36))
 
@@ -220,8 +223,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* Errors that look random are not explained if lse is wrong too, because other mistakes are then likelier. In a
-     * float32 forward they are explained only if the caller gave lse. */
+    /* A mistake that makes random errors is not an explanation if lse is wrong too, because other mistakes are then
+     * likelier. In a float32 forward it is an explanation only if the caller gave lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -258,8 +261,8 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* A pair of mistakes must explain all wrong tensors: many pairs are tested, so a pair that explains only some tensors
- * mostly fits by chance. */
+/* A pair of mistakes must explain all wrong tensors. So many pairs are tested that a pair which explains only some of
+ * the tensors usually fits by chance. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

@@ -47,8 +47,8 @@ struct compute {
     bool has_keys, strange; /* strange: whether an input is NaN or infinite, so that products must skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
-    /* Scores and gradients are computed only for keys `lo` to `hi` - 1. compute_keys() sets them to all keys of the
-     * sequence; the caller may set fewer afterwards (`lo` a multiple of PRODUCTS_WIDTH). */
+    /* Scores and gradients are computed only for keys `lo` to `hi` - 1. compute_keys() sets this range to all keys of
+     * the sequence. The caller may then set a smaller range, in which `lo` must be a multiple of PRODUCTS_WIDTH. */
     int64_t lo, hi;
     /* With variation.padding_kept (the mistake of attending to padding keys), s.Sk includes padding. `shift`, which
      * causal and window add to a query's index, is the true number of keys minus s.Sk. */

@@ -9,7 +9,7 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Rounds x to float32 if c->in_float is set, as an emulated kernel does that stores x in float32 between two steps. */
+/* Rounds x to float32 if c->in_float is set. This imitates kernels that store x in float32 between two steps. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;
@@ -82,7 +82,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Returns the tile of keys to which a kernel with the mistake `only_last_tile` limits the sum for dq of row i. */
+/* Returns the tile of keys over which a kernel with the mistake `only_last_tile` sums dq of row i. */
 static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
 {
     const int64_t tile = v->only_last_tile, rows = v->only_last_rows;

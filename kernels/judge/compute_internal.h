@@ -11,7 +11,7 @@
 
 /* compute.c */
 
-/* Returns the index, in its sequence, of row number `n` of the tile. */
+/* Returns the index in the sequence of the tile's row number `n`. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n);
 /* Loads the tile's rows of q or dout, multiplied by `factor`. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
@@ -22,7 +22,7 @@ void compute_load_existing(struct compute *c, const variation *v, const struct c
 
 /* Returns n rounded up to a multiple of PRODUCTS_WIDTH, and at least PRODUCTS_WIDTH. */
 int64_t compute_padded(int64_t n);
-/* Rounds `count` numbers of x to TF32, if the variation has the mistake of rounding the factors of products to TF32.
+/* Rounds `count` numbers of x to TF32, if the variation's mistake is that factors of products are rounded to TF32.
  * `of_values`: x are numbers of P or v, not of q or k. */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
 /* Computes C[rows, n] += A[rows, Sk] B[Sk, n], summed only over the keys c->lo to c->hi - 1. If an input is NaN or
@@ -33,8 +33,8 @@ void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const 
  * to a key. If an input is NaN or infinite (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C);
-/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel does that keeps its
- * sums in this dtype. */
+/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms. This imitates kernels that keep
+ * their sums in this dtype. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc);
 

@@ -166,9 +166,9 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
     return sum;
 }
 
-/* Computes the softmax weights P of a row as a faulty kernel does, which forgets to rescale its running sums when a
- * tile of keys raises the row's maximum. variation.softmax says which sums. On entry, P has exp(z - top), where `top`
- * is the maximum of the whole row, and `sum` is the sum of P. */
+/* Computes the softmax weights P of a row with the mistake that running sums are not rescaled when a tile of keys
+ * raises the row's maximum. variation.softmax says which sums are not rescaled. On entry, P has exp(z - top), where
+ * `top` is the maximum of the whole row, and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {

@@ -102,8 +102,8 @@ static void softmax_tile(struct compute *c, const struct places *at, int64_t cou
     }
 }
 
-/* Adds the sink to the maximum and the sum of each row, as a kernel does that counts the sink after the last tile of
- * keys. */
+/* Adds the sink to the maximum and the sum of each row. This imitates kernels that count the sink after the last tile
+ * of keys. */
 static void add_sink(struct compute *c, const struct places *at, int64_t exist, double sink, float *sum)
 {
     for (int64_t r = 0; r < exist && sink > -INFINITY; r++) {
@@ -208,8 +208,8 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     finish_rows(c, e, &at, count, sum);
 }
 
-/* Adds the product of P and B to C as a kernel does: the factors are rounded, and the sums are computed in float32.
- * `by_key`: true for the product of compute_add_to_keys(), false for that of compute_times_keys(). */
+/* Adds the product of P and B to C as a kernel does: the factors are rounded, and the sums are computed in float32. If
+ * `by_key` is true, the product is that of compute_add_to_keys(), otherwise that of compute_times_keys(). */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {

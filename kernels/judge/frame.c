@@ -134,7 +134,8 @@ static int64_t row_as_device(const struct frame *f, const struct tile *t)
 
 /* Returns the index of the first key of head hk in sequence b, in the arrays dk and dv of struct truth (float64
  * results). If a device computes these arrays (f->as_device), keys have the order of attn_truth. If the judge computes
- * them, keys have the order in which they are cut into tiles; f->lines keys were cut before this head. */
+ * them, keys have the order in which they are cut into tiles. The index is then f->lines, the number of keys that have
+ * been cut before. */
 static int64_t line_of(const struct frame *f, int64_t b, int64_t hk)
 {
     const attn_dims *const d = &f->g.dims;

@@ -6,7 +6,8 @@
 #include "kernels/judge/compute.h"
 #include "kernels/judge/judge.h"
 
-/* A tile of queries: consecutive queries of the n-th query head that reads key/value head hk, in sequence b. */
+/* A tile of queries: consecutive queries of one query head in sequence b. The head is the n-th of the query heads that
+ * read key/value head hk. */
 struct tile {
     int64_t b, hk, n, first, count;
     /* indices in the arrays of struct truth (float64 results): `row` is the index of the tile's first query row, `line`
@@ -95,7 +96,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id);
 /* Returns the number of multiply-adds for computing the truth (float64 results) of all rows. */
 double frame_multiply_adds(const attn_problem *p);
 
-/* Returns the number of multiply-adds of a forward of all those queries that read the keys of the tile `keys`. */
+/* Returns how many multiply-adds a forward of some queries takes: of all queries that read the keys of the tile
+ * `keys`. */
 double frame_forward_multiply_adds(const struct frame *f, const struct key_tile *keys);
 
 /* Returns an element of the caller's result `id`; *at becomes the element's index in the tensor. `row` counts from the
@@ -113,8 +115,8 @@ int64_t frame_key_room(const struct frame *f, int64_t b);
 double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 
-/* Adds the difference between a caller's number `got` and the correct number `want`. Two NaN, or two equal infinities,
- * count as equal. */
+/* Adds to *d the difference between a caller's number `got` and the correct number `want`. Two NaN, or two equal
+ * infinities, count as equal. */
 void difference_add(struct difference *d, double got, double want);
 void difference_join(struct difference *d, const struct difference *more);
 /* difference_worst() returns the largest difference; infinity if any difference counts in `bad`. difference_mean()

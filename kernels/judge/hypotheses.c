@@ -293,8 +293,8 @@ HYPOTHESIS(mask_ignored)
 
 /* Mistake: the kernel attends to padding keys. In variants 0 and 1 it attends to all keys of the tensor, in other
  * variants to the padding keys that fill the last tile. In odd variants, causal and window still count from the true
- * length of the row. With pages, the kernel attends only to the rest of the last page, because the entries of the page
- * table behind it may be arbitrary. */
+ * length of the row. With pages, the kernel attends only to the padding keys of the last page. Entries of the page
+ * table after that page may be arbitrary. */
 HYPOTHESIS(padding_attended)
 {
     const bool placed = f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes);

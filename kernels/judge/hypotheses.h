@@ -15,7 +15,7 @@ struct hypothesis_facts {
     attn_geometry g;
     uint64_t given; /* set of the results that the caller sent: one bit for each attn_tensor_id */
     /* `backward`: whether gradients are computed. `mixes`: whether a row of scores has room for the keys of all packed
-     * sequences, as mistakes that mix sequences need */
+     * sequences together. Mistakes that mix sequences need this room. */
     bool backward, mixes;
     int64_t most_q, most_k; /* the largest number of queries, and the largest number of keys, that a sequence has */
     /* whether some sequence has fewer keys than rows of k and v, so that padding keys follow its keys */

@@ -9,7 +9,7 @@
  *   SINGLES    tests every mistake on the sample
  *   PAIRS      tests two mistakes at once, if no single mistake explains everything
  *   CONFIRM    tests the best explanations on all tiles. If only some tiles are emulated, it tests the best explanation
- *              on the tiles of keys of the sample, where SINGLES and PAIRS left them out because they are much work
+ *              on the sample's tiles of keys, if SINGLES and PAIRS left these tiles out because they take much work
  *
  * A phase has one pass or several. A pass goes over tiles, and a step of a judge computes one tile. After PHASE_TRUTH a
  * pass stores only sums of differences. */
@@ -181,7 +181,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    /* the float64 results of no key/value head are complete yet, so all rows stay in the check */
+    /* no key/value head has all of its float64 results yet, so all rows stay in the check */
     if (count == 0) return;
     leave_out_keys(f, count);
     f->count = j->pass.count = j->pass.at = count;

@@ -8,8 +8,8 @@
 /* ---- Choosing the tiles on which mistakes are tested ------------------------------------------------------------- */
 
 /* Chooses the units (tiles of queries or of keys) on which mistakes are tested, if a pass over all units would take too
- * long (units.c). The function chooses the unit with the largest error of each wrong result, and some units that are
- * evenly spread. */
+ * long (units.c). For each wrong result, the function chooses the unit with the largest error. It also chooses some
+ * units that are evenly spread. */
 static void choose_units(struct judge *j)
 {
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
@@ -80,8 +80,8 @@ bool search_next_single(struct judge *j)
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }, j->left_out = false) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        /* in a backward, a mistake of scores is tested in two ways: in forward and backward, and in the backward
-         * alone */
+        /* in a backward, a mistake that changes scores is tested twice: in forward and backward together, and in the
+         * backward alone */
         const int copies = h->of_scores && backward ? 2 : 1;
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {

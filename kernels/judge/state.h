@@ -66,7 +66,7 @@ struct candidate {
     double score;
     /* set of the wrong tensors that the candidate (mistake or pair) explains: bit n stands for frame_tensors[n] */
     unsigned explains;
-    /* whether a kernel with the candidate's mistakes would compute a tensor wrong that is correct in the caller's
+    /* whether the candidate's mistakes would make a tensor wrong, although this tensor is correct in the caller's
      * results */
     bool breaks;
     /* whether PHASE_CONFIRM has tested the candidate (one assumed mistake, or two assumed together) on all tiles, or
@@ -100,8 +100,8 @@ struct pass {
     int64_t count, at;
     int64_t inner; /* if the present unit is a tile of keys: number of tiles of queries that are done for it */
     int64_t hk, b; /* the key/value head hk and the sequence b whose keys are loaded; -1: none */
-    /* whether the pass does not compute attention, but changes the stored truth (float64 results) as its mistake
-     * would */
+    /* whether the pass changes the stored truth (float64 results) as its mistake would, and does not compute
+     * attention */
     bool converts;
     /* whether only the backward has the mistake, so that the pass takes out and lse from the truth (float64 results) */
     bool alone;
@@ -220,9 +220,9 @@ void verdict_decide(struct judge *j);
 bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS]);
 /* candidate_begin() begins the pass (a run over tiles) that tests a candidate: one assumed mistake, or two assumed
  * together. The pass goes over the sample (the tiles on which candidates are tested first), or over all tiles if
- * `whole` is true. If units_are_sampled() is true, `whole` only allows more work for tiles of keys in the sample. The
- * function returns false if the candidate does not apply to the problem, or takes too long. candidate_end() stores what
- * the pass has found. */
+ * `whole` is true. If units_are_sampled() is true, it always goes over the sample, and `whole` allows it more work on
+ * tiles of keys. The function returns false if the candidate does not apply to the problem, or takes too long.
+ * candidate_end() stores what the pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether some tested candidate (one assumed mistake, or two assumed together) explains all wrong tensors by
@@ -244,7 +244,8 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c);
 /* Functions of units.c, for units (tiles of queries or of keys).
  *   units_choose_emulated()  chooses the tiles in which correct kernels are emulated, by the errors that PHASE_COMPARE
  *                            found. If memory runs out, all tiles are emulated
- *   units_are_given()        returns whether the caller sent a result that units of this kind give
+ *   units_are_given()        returns whether the caller sent a result that tiles of this kind compute: out, lse or dq
+ *                            in tiles of queries, dk or dv in tiles of keys
  *   units_add()              adds a unit unless the list has it, and returns the new length
  *   units_spread()           adds `wanted` evenly spread units of one kind. It leaves out tiles of keys that no query
  *                            reads, and units that are in the list from index `from` on

@@ -137,7 +137,8 @@ typedef struct variation {
     bool swapped_problem;
 } variation;
 
-/* Returns whether the mistake is to round partial sums, from which a kernel computes out and gradients. */
+/* Returns whether the variation has a mistake that rounds partial sums. A kernel computes out and gradients from these
+ * sums. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
