@@ -274,8 +274,8 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* struct once says on which devices a kernel's one-time setup is done. For devices from number DEVICES on, the setup is
- * repeated at each launch. */
+/* struct once says for which devices prepare() has already set up a kernel. For devices from number DEVICES on,
+ * prepare() repeats the setup at each launch. */
 enum { DEVICES = 64 };
 struct once {
     /* for each device: 0: not set up; 1: set up; 2: set up, and programmatic dependent launch is possible */
