@@ -51,9 +51,9 @@ template <int D> DEVICE int fragment_at(int q, int d)
 /* Rounds head sizes up to what kernels are compiled for: 64, 128 or 256. */
 int backward_class(const attn_dims &d);
 
-/* Returns the bytes of workspace for the steps before and after the main kernel, whose own workspace follows. Returns 0
- * if the client has not given out and lse, and no kernel of this chip computes them. `adds`: whether the main kernel
- * adds dQ to float32 sums in this workspace. */
+/* Returns the bytes of workspace for the steps before and after the main kernel; the main kernel's own workspace
+ * follows this one. Returns 0 if the client has not given the tensors out and lse, and none of the chip's forward
+ * kernels computes them. `adds`: whether the main kernel adds dQ to float32 sums in this workspace. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

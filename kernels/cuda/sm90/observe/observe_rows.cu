@@ -17,9 +17,9 @@ template <int D_> struct rows_shape {
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
-/* The tiles of keys for a consumer's 64 rows. At least one row sees keys of each of the tiles [seen.first, seen.last).
- * All rows see all keys of the tiles [free.first, free.last). The struct is in shared memory, because registers are
- * scarce. */
+/* The tiles of keys for a consumer's 64 rows. Each of the tiles [seen.first, seen.last) has a key that at least one of
+ * these rows sees. All rows see all keys of the tiles [free.first, free.last). The struct is in shared memory, because
+ * registers are scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;
