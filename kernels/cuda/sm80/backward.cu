@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
-         * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
+        /* element e of a thread's n-th block of accumulators belongs to query i0 + 8 n + 2 (lane % 4) + e % 2 and key
+         * j0 + 16 warp + 8 (e / 2) + lane / 4 */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
             apply_options(S, sm.options[warp], a, w.s, x, limit, Sq, i0, j0 + warp * 16, 1, sm.values[stage].lse2, 0,

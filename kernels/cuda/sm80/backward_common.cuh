@@ -36,9 +36,9 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
-/* For each row of the tile whose lse is too large for one float32, computes the two numbers that together stand for it:
- * s.lse and s.rest (see saved.rest). The indices of the block's tile are computed a second time here, because keeping
- * them would take registers in prepare(). */
+/* For each row of the tile whose lse is too large for one float32, computes the two numbers that together stand for
+ * this lse: s.lse and s.rest (see saved.rest). The indices of the block's tile are computed a second time here, because
+ * keeping them would take registers in prepare(). */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);

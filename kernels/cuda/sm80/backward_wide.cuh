@@ -7,8 +7,8 @@
 
 namespace {
 
-/* Reading operands from shared memory limits the speed. A warp therefore computes blocks of 32 x 32 or 32 x 64 results,
- * for which it uses each fragment in two to four products.
+/* Reading operands from shared memory limits the speed. A warp therefore computes blocks of 32 x 32 or 32 x 64 results:
+ * it then uses each fragment that it has loaded in two to four products.
  *
  * S^T, dP^T: a warp computes 32 keys x 32 queries. For head dims above 64, two warps share 32 keys, and each computes
  * half of the queries.

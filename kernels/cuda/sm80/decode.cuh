@@ -129,9 +129,9 @@ template <class X> struct shared {
 
 /* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores. Writes the result
- * only if tensor cores cannot compute it: if the result is not finite, or a score is huge. The whole warp calls this
- * function; a lane has N channels. */
+/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores. Writes this result
+ * to O and ml only if it is not finite or if a score is huge, because tensor cores compute all other results. The whole
+ * warp calls this function; a lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -875,8 +875,9 @@ constexpr size_t shared_bytes()
 }
 
 /* The code of a block of decode_stacks(): computes split number `index` of one key/value head for a stack (sequences
- * whose common keys are read once). Neighbouring sequences that share the split are computed together. A sequence whose
- * result is not finite gets NaN as the sum l of its first row, and decode_splits() computes it again. */
+ * whose common keys are read once). Neighbouring sequences that share the split are computed together. If the result of
+ * a sequence is not finite, the sum l of its first row becomes NaN, and decode_splits() computes the split again for
+ * this sequence. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -942,7 +943,7 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* the sum is NaN if decode_stacks() could not compute the split */
+                        done = sum == sum; /* the sum l is NaN if decode_stacks() could not compute the split */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;

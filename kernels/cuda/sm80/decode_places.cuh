@@ -57,7 +57,7 @@ enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
  * and for many float8 keys, and shorter for head sizes above 256. */
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
-    const I least = wide ? 512 : 128, /* a power of two, because `& -least` rounds to multiples of it */
+    const I least = wide ? 512 : 128, /* a power of two, because `& -least` below rounds to multiples of `least` */
         most = wide_heads                     ? 512
                : wide                         ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8

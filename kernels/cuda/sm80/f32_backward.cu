@@ -271,8 +271,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         opaque(q_at);
         multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
-        /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
-         * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
+        /* element e of a thread's n-th block of accumulators belongs to query i0 + 8 n + 2 (lane % 4) + e % 2 and key
+         * j0 + 16 warp + 8 (e / 2) + lane / 4 */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
         /* the factor c must not be 0, because 0 * -inf (a hidden key) is NaN */
         const float c = fmaxf(scale_log2 * unit, 1.2e-38f);

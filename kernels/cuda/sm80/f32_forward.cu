@@ -13,8 +13,8 @@
 
 namespace {
 
-/* For head sizes up to D: MT is the number of 16-row blocks per warp, BN of keys per tile, WARPS of warps per thread
- * block, and BLOCKS of thread blocks per multiprocessor. */
+/* For head sizes up to D. MT: number of 16-row blocks per warp; BN: number of keys per tile; WARPS: number of warps per
+ * thread block; BLOCKS: number of thread blocks per multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;

@@ -66,7 +66,7 @@ struct map_column {
 };
 
 /* The rows of a map that contain queries of a strip (a warp's queries). There are `count` such rows. Lane n has the
- * n-th of them: its number u in the map, and the queries [begin, end) of the strip that it contains. */
+ * n-th of them: its number u in the map, and the queries [begin, end) of the strip that this row contains. */
 struct strip_rows {
     int count, u, begin, end;
 
@@ -235,8 +235,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n has the unfinished sum of one cell: the current column, in the n-th of the map's rows that contain queries
-     * of this warp */
+    /* Lane n has the unfinished sum of one cell. The cell lies in the current column, and in the n-th of the map's rows
+     * that contain queries of this warp. */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

@@ -190,7 +190,7 @@ DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &p
 }
 
 /* Computes for each row the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m), where z are its
- * scores in base 2. SUMS: 0: only m; 1: m and l; 2: all. */
+ * scores in base 2. SUMS: 0: only m; 1: m and l; 2: m, l and e. */
 template <typename T, class X, int SUMS>
 __global__ void __launch_bounds__(X::THREADS, X::BLOCKS)
     observe_rows_wgmma(const __grid_constant__ cuda_args a, const __grid_constant__ qk_maps maps, float scale_log2,
