@@ -25,7 +25,7 @@ cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *p
 
 namespace {
 
-/* Tile sizes for head sizes up to D. A block computes BN keys, with one warp for each 16 keys. */
+/* Tile sizes for head sizes up to D. A block computes dK, dV or both for BN keys, with one warp for each 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;

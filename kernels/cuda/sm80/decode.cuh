@@ -38,7 +38,8 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
  * same keys. */
 enum { STACK_TILES = 2 };
 
-/* Above head size 256, the warps of a block divide the channels of the head: each warp multiplies this many. */
+/* Above head size 256, the warps of a block divide the channels of the head: each warp multiplies WARP_CHANNELS of
+ * them. */
 enum { WARP_CHANNELS = 128 };
 
 /* The shape of a block: how its warps divide the rows (WM), the keys of a tile (WK) and the columns of V (WD), and how
@@ -699,7 +700,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* whether Q is float16; if not (possible only with float8 keys), Q has type T */
+    bool halves = true; /* only used with float8 keys: whether Q is float16; if not, Q has type T */
     const auto load_rows = [&] {
         if (X::FEW) prepare_rows();
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);

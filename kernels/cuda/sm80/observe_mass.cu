@@ -1,6 +1,6 @@
 /* observe_mass.cu: computes key_mass, the sum of each key's probabilities over the queries, on tensor cores. A block
- * computes some keys, for one query head, and visits tiles of queries in ascending order. S^T has a row for each key,
- * so a lane adds up P of its keys in registers: float32 within a tile, double over tiles. */
+ * computes the sums of some keys, for one query head, and visits tiles of queries in ascending order. S^T has a row for
+ * each key, so a lane adds up P of its keys in registers: float32 within a tile, double over tiles. */
 #include "observe_tiles.cuh"
 
 namespace {

@@ -529,7 +529,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* far_of_row() needs the sums below only if the client gave no out and lse */
+                if (GIVEN) continue; /* far_of_row() needs the sums below only if the client did not give out and lse */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);

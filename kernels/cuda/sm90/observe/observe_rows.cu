@@ -53,8 +53,8 @@ template <class X> struct rows_memory {
     }
 };
 
-/* The tiles of keys that a block computes: tiles `first` to `last` - 1 of every `blocks`-th chunk of OBSERVE_CHUNK
- * keys, from chunk `number` on. */
+/* The tiles of keys that a block computes: those of the tiles `first` to `last` - 1 that lie in the block's chunks. A
+ * chunk has OBSERVE_CHUNK keys, and the block has every `blocks`-th chunk, from chunk `number` on. */
 struct own_tiles {
     int first, last, number, blocks;
 
