@@ -1,6 +1,6 @@
 /* backward.cu: flash attention backward on tensor cores by mma.sync, from compute capability 8.0 on: Algorithm 2 of
  * FlashAttention-2 (arXiv:2307.08691), with transposed scores. A block owns BN keys of one key/value head, whose K and
- * V stay in shared memory. It visits the queries that see these keys in tiles of BM:
+ * V stay in shared memory. It visits, in tiles of BM queries, all queries that see one of these keys:
  *
  * S^T = K Q^T, dP^T = V dO^T, P^T = exp(S^T - lse), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K
  *
@@ -10,7 +10,7 @@
  *
  * The kernels are, in order (without `deterministic`):
  * prepare: delta, and lse in base 2
- * dkdv_wide (head dims to 128 without options) or dkdv_tiles: dK, dV and the sums of dQ
+ * dkdv_wide (head dims up to 128, no options such as softcap, bias or masks) or dkdv_tiles: dK, dV and the sums of dQ
  * finish: dQ = scale * sum
  *
  * Rows whose result is not finite are recomputed with rows.cuh (see forward.cu). */
@@ -25,7 +25,7 @@ cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *p
 
 namespace {
 
-/* Tile sizes for head sizes up to D. A block computes BN keys, with one warp for each 16 keys. */
+/* Tile sizes for head sizes up to D. A block computes dK, dV or both for BN keys, with one warp for each 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;
@@ -54,8 +54,8 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Computes dS K over the block's keys, and adds it to the float32 sums of dQ of a query tile. Each warp computes 16 of
- * the 64 queries, at most 64 columns at a time. */
+/* Computes this block's part of dQ for one query tile: dS K, summed over the block's keys. Adds it to the tile's
+ * float32 sums of dQ (`sums`). Each warp computes 16 of the 64 queries, in chunks of at most 64 columns. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
-         * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
+        /* element e of a thread's n-th block of accumulators belongs to query i0 + 8 n + 2 (lane % 4) + e % 2 and key
+         * j0 + 16 warp + 8 (e / 2) + lane / 4 */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
             apply_options(S, sm.options[warp], a, w.s, x, limit, Sq, i0, j0 + warp * 16, 1, sm.values[stage].lse2, 0,
@@ -239,13 +239,14 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* if no query sees the block's keys, the loop did not run, so the copies of K and V may still be in flight */
+    /* The loop waits for the copies of K and V. If no query sees the block's keys, the loop did not run, and these
+     * copies may still be in flight. */
     cp_async_wait<0>();
     /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* the shared memory of K and V together has room for D floats per row */
+        /* the shared memory of K and V together has room for D floats for each of the block's keys */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -387,7 +388,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* if the queries see no key, the loop did not run, so the copies of Q and dO may still be in flight */
+    /* The loop waits for the copies of Q and dO. If the queries see no key, the loop did not run, and these copies may
+     * still be in flight. */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
     /* after this barrier no thread reads the tiles in shared memory, so results may overwrite them */
@@ -395,7 +397,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* the shared memory of Q and dO together has room for D floats per row */
+    /* the shared memory of Q and dO together has room for D floats for each of the block's queries */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
@@ -412,9 +414,9 @@ size_t align_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Bytes of the parts of the workspace, in this order: lse, delta and rest (struct saved) of each row; row_values of the
- * query tiles; float32 sums of dQ; the workspace of option_gradients(); recomputed out and lse, if the client gave
- * none. */
+/* Sizes in bytes of the parts of the workspace, in the order of the parts: lse, delta and rest (see struct saved) of
+ * each row; row_values of each query tile; the float32 sums of dQ; the workspace of option_gradients(); and, if the
+ * client did not give them, the recomputed tensors out and lse. */
 struct parts {
     size_t rows, values, sums, gradients, out, lse, total;
 };

@@ -36,8 +36,9 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- The kernel `prepare`: lse and delta of each row ------------------------------------------------------------- */
 
-/* Computes lse as two numbers (lse and rest) for each row of the tile whose lse is too large for one float32. The
- * indices of the block's tile are computed again here, because keeping them would take registers in prepare(). */
+/* For each row of the tile whose lse is too large for one float32, computes the two numbers that together stand for
+ * this lse: s.lse and s.rest (see saved.rest). The indices of the block's tile are computed a second time here, because
+ * keeping them would take registers in prepare(). */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -136,8 +137,8 @@ __global__ void __launch_bounds__(128, 8)
 
 /* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
-/* A block's keys, and the query tiles that see at least one of them. In a packed problem, the key tiles of sequence b
- * begin with number cu_k[b] / BN + b. */
+/* A block's keys, and the query tiles that see at least one of these keys. In a packed problem, key tiles are numbered
+ * across all sequences: those of sequence b have the numbers from cu_k[b] / BN + b on. */
 struct key_place {
     attn_sequence s;
     limits limit;

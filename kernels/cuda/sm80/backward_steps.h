@@ -1,7 +1,7 @@
 /* backward_steps.h: the steps that a backward on tensor cores takes before and after its main kernel, for
  * sm80/backward.cu and sm90/backward/backward.cu. In order:
  *
- * begin_backward: runs the forward if the client has not given out and lse.
+ * begin_backward: runs the forward if the client has not given the tensors out and lse.
  * prepare_backward: computes delta = rowsum(dO O) - dlse, stores lse and delta by query tiles, and sets the sums of dQ
  * to zero (sm90 has its own version).
  * The main kernel: computes dK and dV, and the float32 sums of dQ; then dQ = scale * sums.
@@ -31,8 +31,8 @@ struct backward_scratch {
     float *sums;
 };
 
-/* Returns the index of a query tile, counted across all heads. In a packed problem the tiles of sequence b begin with
- * number cu[b] / QUERY_TILE + b. */
+/* Returns the index of a query tile, counted across all heads. In a packed problem, the tiles of a head are numbered
+ * across all sequences: those of sequence b have the numbers from cu[b] / QUERY_TILE + b on. */
 DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / QUERY_TILE + a.g.dims.B
@@ -51,9 +51,9 @@ template <int D> DEVICE int fragment_at(int q, int d)
 /* Rounds head sizes up to what kernels are compiled for: 64, 128 or 256. */
 int backward_class(const attn_dims &d);
 
-/* Returns the bytes of workspace for the steps before and after the main kernel, whose own workspace follows. Returns 0
- * if the client has not given out and lse, and no kernel of this chip computes them. `adds`: whether the main kernel
- * adds dQ to float32 sums in this workspace. */
+/* Returns the bytes of workspace for the steps before and after the main kernel; the main kernel's own workspace
+ * follows this one. Returns 0 if the client has not given the tensors out and lse, and none of the chip's forward
+ * kernels computes them. `adds`: whether the main kernel adds dQ to float32 sums in this workspace. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

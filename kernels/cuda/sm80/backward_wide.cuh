@@ -7,8 +7,8 @@
 
 namespace {
 
-/* Reading operands from shared memory limits the speed. A warp therefore computes blocks of 32 x 32 or 32 x 64 results,
- * for which it uses each fragment in two to four products.
+/* Reading operands from shared memory limits the speed. A warp therefore computes blocks of 32 x 32 or 32 x 64 results:
+ * it then uses each fragment that it has loaded in two to four products.
  *
  * S^T, dP^T: a warp computes 32 keys x 32 queries. For head dims above 64, two warps share 32 keys, and each computes
  * half of the queries.
@@ -67,8 +67,8 @@ template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&
     for (int mt = 0; mt < 2; mt++) to_operand<T>(f[mt], c[mt], k / 16);
 }
 
-/* Loads the operands of step k of a matrix product: `count` blocks of 16 rows (or columns) of a tile, from `from` on.
- * `how` is a_rows, a_columns, b_rows or b_columns (tile.cuh). */
+/* Loads the operands of step k of a matrix product: `count` blocks of 16 rows (or columns) of a tile. The first block
+ * begins at row (or column) `from`. `how` is a_rows, a_columns, b_rows or b_columns (tile.cuh). */
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0);
-    /* indices of the next, current and previous query tile in the sums of dQ; an int is large enough, because each tile
-     * takes kilobytes of memory */
+    /* indices of the next, current and previous query tile in the array of the sums of dQ; an int is large enough,
+     * because the sums of a tile take kilobytes of memory */
     int sums_next = 0, sums_now = 0, sums_before;
 
     const float scale_log2 = (float)g.scale * LOG2E;
@@ -244,7 +244,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
-    /* the shared memory of K and V has room for D floats per row, and so has that of Q and dO */
+    /* the shared memory of K and V has room for D floats for each of the block's keys, and so has the shared memory of
+     * Q and dO */
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane);
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();

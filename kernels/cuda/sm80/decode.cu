@@ -10,9 +10,9 @@
  *
  * A block has four warps. Its shared memory is a ring of SLOTS tiles of BN keys, alternately of K and of V. With up to
  * 16 rows, each warp takes some of the tile's keys for all rows. With up to 64 rows, each warp takes 16 rows and all
- * keys. decode_few() (at most 8 rows, head sizes 65 to 128) computes O^T += V^T P^T, with half the products and
- * registers. decode_stacks() is for sequences with a common prefix: it reads the prefix once for several sequences
- * (decode_places.cuh).
+ * keys. decode_few() (at most 8 rows, head sizes 65 to 128) computes O^T += V^T P^T, which takes half the products and
+ * registers of O += P V. decode_stacks() is for sequences with a common prefix: it reads the prefix once for several
+ * sequences (decode_places.cuh).
  *
  * If a call reads no results of the previous call, its first reads overlap the previous call's combine_splits()
  * (plan::ahead). Every kernel in this file must therefore wait for the previous kernel before it writes anything, and
@@ -167,7 +167,8 @@ bool plan_decode(const cuda_chip *, attn_plan *plan)
 
 } // namespace
 
-/* Returns whether a group has at most DECODE_ROWS heads, and the blocks are within a grid's limits. */
+/* Returns whether a key/value head has at most DECODE_ROWS query heads, and the numbers of blocks are within a grid's
+ * limits. */
 bool decode_fits(const attn_geometry &g)
 {
     return g.group <= DECODE_ROWS && blocks_fit(g);

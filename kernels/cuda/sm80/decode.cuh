@@ -5,11 +5,12 @@
  *
  * RING<T, X> is a block's ring buffer of tiles, alternately of K and of V; X is the shape of the block. Its members
  * are:
- * kept: the state of the ring that lasts longer than a split
+ * kept: the part of the ring's state that lasts longer than one split
  * begin(queries): requests the first tiles, and calls queries(), which writes Q to shared memory
  * next<VALUES>(): waits until the next tile (of V if VALUES, otherwise of K) and Q have arrived, and returns the tile
  * clear_tail(tile, j): sets the rows of tile j past the end of the sequence to 0, if the copies have not done so
- * changed(): a thread that has written to a tile's memory calls it before a block barrier, so that TMA may overwrite it
+ * changed(): a thread that has written to a tile's memory calls it before a barrier of the block, so that TMA may
+ * overwrite this memory
  * release(): a warp calls it when it has read the tile
  * FEW_ADDRESSES: 1 if registers are scarce, so that a lane keeps few addresses of fragments in registers
  * end(): the block calls it when it has read all tiles */
@@ -37,7 +38,8 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
  * same keys. */
 enum { STACK_TILES = 2 };
 
-/* Above head size 256, the warps of a block divide the channels of the head: each warp multiplies this many. */
+/* Above head size 256, the warps of a block divide the channels of the head: each warp multiplies WARP_CHANNELS of
+ * them. */
 enum { WARP_CHANNELS = 128 };
 
 /* The shape of a block: how its warps divide the rows (WM), the keys of a tile (WK) and the columns of V (WD), and how
@@ -54,7 +56,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                                               : 1,
                      WK = WIDE || WIDE_HEAD ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* whether the block's STACK times 16 rows belong to several sequences */
+    static const bool STACKED = STACK > 1; /* whether the block's STACK tiles of 16 rows belong to several sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -68,8 +70,8 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
 
-/* The shape of a block with more than NARROW rows. Such blocks exist only for head sizes up to 256. Above head size
- * 256, this is the shape for up to NARROW rows. */
+/* The shape of a block with more than NARROW rows, for head sizes up to 256. Above head size 256 there are no such
+ * blocks, and this is the shape of a block with up to NARROW rows. */
 template <int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 using many_rows_shape = shape<D, (D <= TILE_HEAD_DIM), SCORE_MODS, PAGED, AS>;
 
@@ -77,9 +79,9 @@ template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STA
 
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* The partial results of each group of SPLIT_GROUP splits (parts of a sequence's keys) are first added up to one. A
- * block computes a whole group only if it has at most SPLIT_GROUP_ROWS rows, because the sums of the group take shared
- * memory beside the ring of tiles. */
+/* The partial results of each group of SPLIT_GROUP splits (parts of a sequence's keys) are added up first, to one
+ * partial result per group. A block computes all splits of a group only if it has at most SPLIT_GROUP_ROWS rows,
+ * because the group's sums take shared memory beside the ring of tiles. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Number of blocks per multiprocessor. More blocks leave each thread fewer registers. Before compute capability 9.0,
@@ -116,7 +118,7 @@ template <class X> struct shared {
      * is overwritten by the factor by which the warp's O is multiplied. */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM];
-    /* the sum of O over the splits of the current group (of SPLIT_GROUP splits) that the block has computed so far;
+    /* the sum of O over those splits of the current group (of SPLIT_GROUP splits) that the block has already computed;
      * unused for wide heads */
     float split_group_O[X::WIDE_HEAD ? 1 : (int)SPLIT_GROUP_ROWS][X::WIDE_HEAD ? 4 : X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
@@ -128,9 +130,9 @@ template <class X> struct shared {
 
 /* ---- Computing one row of a split alone -------------------------------------------------------------------------- */
 
-/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores. Writes the result
- * only if tensor cores cannot compute it: if the result is not finite, or a score is huge. The whole warp calls this
- * function; a lane has N channels. */
+/* Computes the partial result of query i over the keys `first` to `last` - 1 without tensor cores. Writes this result
+ * to O and ml only if it is not finite or if a score is huge, because tensor cores compute all other results. The whole
+ * warp calls this function; a lane has N channels. */
 template <int N>
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -603,8 +605,8 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* This call must come after the wait: it lets combine_splits() start, which reads lengths that the previous kernel
-     * writes. */
+    /* wait_for_prerequisites() must come first, because launch_dependents() lets combine_splits() start, which reads
+     * lengths that the previous kernel writes. */
     launch_dependents();
 }
 
@@ -645,8 +647,8 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Recomputes, one row per warp, the rows of a split whose result is not finite or whose scores are huge. `saved` is the
- * number of the split's first row in the workspace. */
+/* Recomputes some rows of a split, one row per warp: rows whose result is not finite, and rows whose scores are huge.
+ * `saved` is the number of the split's first row in the workspace. */
 template <class X>
 DEVICE void repair_rows(const shared<X> &sm, const cuda_args &a, const plan &p, const group_place &place,
                         const split_place &keys, int64_t saved)
@@ -698,7 +700,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* whether Q is float16; if not (possible only with float8 keys), Q has type T */
+    bool halves = true; /* only used with float8 keys: whether Q is float16; if not, Q has type T */
     const auto load_rows = [&] {
         if (X::FEW) prepare_rows();
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
@@ -874,8 +876,9 @@ constexpr size_t shared_bytes()
 }
 
 /* The code of a block of decode_stacks(): computes split number `index` of one key/value head for a stack (sequences
- * whose common keys are read once). Neighbouring sequences that share the split are computed together. A sequence whose
- * result is not finite gets NaN as the sum l of its first row, and decode_splits() computes it again. */
+ * whose common keys are read once). Neighbouring sequences that share the split are computed together. If the result of
+ * a sequence is not finite, the sum l of its first row becomes NaN, and decode_splits() computes the split again for
+ * this sequence. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -941,7 +944,7 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* the sum is NaN if decode_stacks() could not compute the split */
+                        done = sum == sum; /* the sum l is NaN if decode_stacks() could not compute the split */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;

@@ -1,8 +1,9 @@
 /* decode.h: declarations of decode.cu, and how other kernels use it. In a packed problem, a kernel for long sequences
  * runs first and skips sequences of few rows (cuda_chip::decode_rows), which decode.cu then computes.
  *
- * Such a kernel has a second row in the table cuda_kernels[], with the same features, for example: { { "sm90+decode",
- * ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
+ * A kernel for long sequences therefore has a second entry in the table cuda_kernels[]. This entry has the same
+ * features, except PADDING_FEATURES and, in "generic+decode", page_table. For example: { { "sm90+decode", ... }, 90,
+ * 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H
 
@@ -15,9 +16,10 @@ size_t decode_workspace(const attn_geometry &g); /* Returns the bytes of workspa
                                                   * 1024. */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* Computes the splits of decode.cu with TMA (sm90/decode/decode.cu). Returns false, and launches nothing, unless the
- * compute capability is 9.0, the keys of a page are a multiple of 8, strides are multiples of 16 bytes, the problem has
- * no options, and the driver can make tensor maps. */
+/* Computes the splits of decode.cu with TMA (sm90/decode/decode.cu). Returns false, and launches nothing, unless all of
+ * these hold: the compute capability is 9.0, keys lie in pages of a multiple of 8 keys, strides are multiples of 16
+ * bytes, and the driver can make tensor maps. The problem must have no options (softcap, bias, masks, ...), except
+ * q_scale and k_scale with float8 keys. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
@@ -27,8 +29,8 @@ bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_pla
 bool wide_decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                            const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Returns whether the variant of decode.cu that keeps keys as float8 in shared memory computes this problem. Its
- * results are correct for scales of any size (see load_permuted_queries()). */
+/* Returns whether this problem can be computed by the variant of decode.cu that keeps keys as float8 in shared memory.
+ * Its results are correct for scales (scale, q_scale, k_scale) of any size (see load_permuted_queries()). */
 static inline bool decode_has_float8_form(const attn_plan *plan)
 {
     const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);

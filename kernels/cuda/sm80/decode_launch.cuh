@@ -36,7 +36,7 @@ enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* after this barrier no thread reads `parts` of the block's previous call */
+    __syncthreads(); /* after this barrier no thread reads the `parts` of the block's previous call of block_sum() */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -70,7 +70,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* sums of P V are multiplied by `unit`; if a sum overflows, a second round has a unit of 2^-40 */
+    /* The terms of the sums of P V are multiplied by `unit`, which is 1 at first. If a sum overflows, a second round
+     * computes the sums with a unit of 2^-40. */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -274,8 +275,8 @@ inline launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* struct once says on which devices a kernel's one-time setup is done. For devices from number DEVICES on, the setup is
- * repeated at each launch. */
+/* struct once says for which devices prepare() has already set up a kernel. For devices from number DEVICES on,
+ * prepare() repeats the setup at each launch. */
 enum { DEVICES = 64 };
 struct once {
     /* for each device: 0: not set up; 1: set up; 2: set up, and programmatic dependent launch is possible */

@@ -8,8 +8,9 @@
 
 /* How blocks find their splits (parts of a sequence's keys). Each batch row and key/value head has `walkers` blocks,
  * one for every `splits_per_block` splits. If decode_stacks() runs first, a block instead takes every `walkers`-th
- * split, and skips the splits that decode_stacks() has computed. In a packed problem, the blocks of sequence b begin
- * with number cu_k[b] / unit + extra * b; some blocks may have no work. */
+ * split, and skips the splits that decode_stacks() has computed. In a packed problem, the blocks of a key/value head
+ * are numbered across all sequences: those of sequence b have the numbers from cu_k[b] / unit + extra * b on. Some
+ * blocks may have no work. */
 struct decode_plan {
     int splits, splits_per_block;
     int walkers; /* number of blocks that share the splits of a batch row and key/value head */
@@ -56,7 +57,7 @@ enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
  * and for many float8 keys, and shorter for head sizes above 256. */
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8, bool wide_heads)
 {
-    const I least = wide ? 512 : 128, /* a power of two, because `& -least` rounds to multiples of it */
+    const I least = wide ? 512 : 128, /* a power of two, because `& -least` below rounds to multiples of `least` */
         most = wide_heads                     ? 512
                : wide                         ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
@@ -112,8 +113,9 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* Like group_place_of(), but only for problems that are not packed, with at most FEW_ROWS rows and no options. This
- * function computes in 32 bits to be fast, because a kernel's first copies wait for the result. */
+/* Like group_place_of(), but only for problems that are not packed, have at most FEW_ROWS rows, and have no options
+ * (softcap, bias, masks, ...). This function computes in 32 bits to be fast, because a kernel's first copies wait for
+ * the result. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;

@@ -6,8 +6,8 @@
  * in shared memory (add_up_scores()); every warp then computes the same softmax, and multiplies P by its own columns of
  * V.
  *
- * Problems have at most NARROW rows (queries times heads of a group); wide_forward.cu and sm90/wide compute the others
- * and packed sequences. Blocks need 110 KB of shared memory up to head size 512, and 219 KB above. */
+ * Problems have at most NARROW rows (queries times heads of a group); wide_forward.cu and sm90/wide compute problems
+ * with more rows, and packed sequences. Blocks need 110 KB of shared memory up to head size 512, and 219 KB above. */
 #include "decode_launch.cuh"
 
 namespace {

@@ -2,8 +2,8 @@
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores, as in backward.cu. A float32 number is
  * stored as two float16 numbers, and three float16 products make one float32 product (split.cuh).
  *
- * A block owns BN keys of one key/value head, whose K and V stay in shared memory. It visits the queries that see these
- * keys in tiles of BM. A warp owns 16 keys. There is only one buffer for Q and dO.
+ * A block owns BN keys of one key/value head, whose K and V stay in shared memory. It visits, in tiles of BM queries,
+ * all queries that see one of these keys. A warp owns 16 keys. There is only one buffer for Q and dO.
  *
  * Registers hold 2^15 P, so that small P stay within float16's range. dS is multiplied by a power of two that brings
  * its upper bound near 2^14. The bound is |dS_ij| <= |dO_i| |v_j| + |delta_i|, where |x| is the largest norm of a row
@@ -67,8 +67,8 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Returns the bytes of shared memory that a block needs. Without options, the last members of the struct (`options`,
- * `seen`) take no memory. */
+/* Returns the bytes of shared memory that a block needs. Without options (softcap, bias, masks, ...), the last members
+ * of the struct (`options`, `seen`) take no memory. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -116,8 +116,8 @@ DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (
         }
 }
 
-/* Computes dS K over the block's keys, and adds it to the float32 sums of dQ of a query tile. Each warp has 16 queries
- * and some columns. */
+/* Computes this block's part of dQ for one query tile: dS K, summed over the block's keys. Adds it to the tile's
+ * float32 sums of dQ (`sums`). Each warp has 16 queries and some columns. */
 template <int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int warp, int lane)
 {
@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* In a packed problem the key tiles of sequence b begin with number cu_k[b] / BN + b. */
+    /* In a packed problem, key tiles are numbered across all sequences: those of sequence b have the numbers from
+     * cu_k[b] / BN + b on. */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -270,8 +271,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         opaque(q_at);
         multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
-        /* element e of a thread's n-th block of accumulators is the pair of query i0 + 8 n + 2 (lane % 4) + e % 2 and
-         * key j0 + 16 warp + 8 (e / 2) + lane / 4 */
+        /* element e of a thread's n-th block of accumulators belongs to query i0 + 8 n + 2 (lane % 4) + e % 2 and key
+         * j0 + 16 warp + 8 (e / 2) + lane / 4 */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
         /* the factor c must not be 0, because 0 * -inf (a hidden key) is NaN */
         const float c = fmaxf(scale_log2 * unit, 1.2e-38f);

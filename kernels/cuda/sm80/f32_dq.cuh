@@ -16,8 +16,8 @@ struct backward_planes {
     split_planes q, k, v, dout;
 };
 
-/* Returns the address of a query tile's float32 sums of dQ: blocks of 16 rows x 8 columns, each in the order in which a
- * warp holds it ([4][32 lanes]). */
+/* Returns the address of a query tile's float32 sums of dQ. The sums lie in blocks of 16 rows x 8 columns. A lane of a
+ * warp holds four numbers of a block, and number e of lane n is element 32 e + n of the block. */
 template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);

@@ -13,8 +13,8 @@
 
 namespace {
 
-/* Number of blocks of 16 rows per warp, keys per tile, warps per block, and blocks per multiprocessor, for head sizes
- * up to D. */
+/* For head sizes up to D. MT: number of 16-row blocks per warp; BN: number of keys per tile; WARPS: number of warps per
+ * thread block; BLOCKS: number of thread blocks per multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -87,15 +87,16 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
 
 /* One step of the online softmax: S becomes P times 2^(P_BITS - shift). `shift` is above 0 only for tiles of V with
  * small numbers. `c` converts a score to base 2, and `rescale` becomes the factor by which O must be multiplied.
- * Without options, P_BITS - shift is added to the exponent. With options, P is multiplied by the power of two, because
- * a sum with a huge score would round P_BITS - shift away. */
+ * Without options (softcap, bias, masks, ...), P_BITS - shift is added to the exponent. With options, P is multiplied
+ * by 2^(P_BITS - shift): if P_BITS - shift were added to a huge score, rounding would remove it. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* m is in base 2; with options, `c` is 1, because in_base_2() has already converted the scores to base 2 */
+        /* m is in base 2; with options (softcap, bias, masks, ...), `c` is 1, because in_base_2() has already converted
+         * the scores to base 2 */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* m is -inf until the row has seen a key; -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;

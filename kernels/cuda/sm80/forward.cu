@@ -1,6 +1,6 @@
 /* forward.cu: flash attention forward on tensor cores by mma.sync, from compute capability 8.0 on. A block owns BM
- * queries of one head. It visits the keys that they may see in tiles of BN, from the last tile to the first
- * (FlashAttention-2, arXiv:2307.08691, Algorithm 1).
+ * queries of one head. It visits, in tiles of BN keys, all keys that these queries may see, from the last tile to the
+ * first (FlashAttention-2, arXiv:2307.08691, Algorithm 1).
  *
  * A warp owns MT blocks of 16 rows, and four lanes share a row, so the softmax needs no data of other warps. m, the
  * number that is subtracted from a row's scores, may be up to 8 (base 2) below the row's maximum, so that O is rescaled
@@ -262,8 +262,8 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 
 } // namespace
 
-/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options.
- * Visits only tiles with such a row. */
+/* Computes the lse of rows with huge scores as two numbers, a.part_lse and a.part_rest, for a backward with options
+ * (softcap, bias, masks, ...). Visits only tiles that have such a row. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

@@ -137,9 +137,10 @@ DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, b
         ((float *)lse.data)[attn_at(&lse, b, h, row)] = lse_of_sum(of.m, of.l);
 }
 
-/* has_parts() returns whether one of the ROWS rows from i0 on has a huge lse that this kernel must compute as two
- * numbers (lse and rest). store_parts() stores these numbers, and computes the rows that tensor cores cannot compute.
- * The whole block calls has_parts() at its beginning, and store_parts() at its end. */
+/* has_parts() returns whether one of the ROWS rows from i0 on has a huge lse that this kernel must replace by two
+ * numbers, a.part_lse and a.part_rest (see struct saved). store_parts() stores these numbers, and computes the rows
+ * that tensor cores cannot compute. The whole block calls has_parts() at its beginning, and store_parts() at its
+ * end. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;

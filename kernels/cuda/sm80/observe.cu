@@ -7,7 +7,7 @@
  * inverse
  * top (observe_rows.cu): top_keys, top_weights
  * mass (observe_mass.cu): key_mass
- * cells (observe_cells.cu): weights, and partial sums of map; then map
+ * cells (observe_cells.cu): weights, and partial sums of the cells of map; add_strips then adds these up to map
  * heads (simple/observe.cu): max_logit, mean_entropy
  *
  * Tensor cores cannot compute a row that has a NaN, a product outside float32's range, or a score of 2^27 or more.
@@ -29,11 +29,11 @@ enum { THREADS = 128 };
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
-    /* whether there are options (softcap, bias, masks): then stored maxima are scores, otherwise q.k without the
-     * scale */
+    /* whether there are options (softcap, bias, masks, ...): with options, the stored maxima are scores; without
+     * options, they are q.k without the scale */
     bool options;
-    /* how many numbers are stored for each part of a row's keys (observed_parts): 0: only the maximum; 1: also the sum
-     * l; 2: also the sums l and e */
+    /* which numbers are stored for each part of a row's keys (observed_parts). 0: only the maximum; 1: the maximum and
+     * the sum l; 2: the maximum and the sums l and e (observe_rows.cu) */
     int sums;
 };
 
@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* Computes `base` and `inverse` of each row from the client's lse, so that P = exp(z - lse). One warp computes one row.
- * A row is strange (tensor cores cannot compute it) if lse does not determine P, or if its q is not finite. */
+ * A row is strange (tensor cores cannot compute it) if its q is not finite, if its lse is NaN, or if its lse is so
+ * large that P cannot be computed from it (says_lse()). */
 __global__ void __launch_bounds__(32 * WARPS)
     take_given_lse(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows,
                    const __grid_constant__ tile_rows tiles)
@@ -194,8 +195,8 @@ bool is_known(const attn_problem *p)
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums over a row's keys the requested outputs need: 0: none; 1: the sum l; 2: the sums l and e (see
- * observed_parts). */
+/* Returns which sums over a row's keys the requested outputs need. 0: none; 1: the sum l; 2: the sums l and e (see
+ * observed_parts and observe_rows.cu). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;

@@ -5,15 +5,16 @@
 
 #include "kernels/cuda/simple/observe.h"
 
-/* Number of keys of a chunk. A row is summed chunk by chunk, and the chunks are added in order, so the bits do not
- * depend on how many blocks share a row. */
+/* Number of keys of a chunk. The sums of a row are computed chunk by chunk, and the sums of the chunks are added in
+ * order, so the bits do not depend on how many blocks share a row. */
 enum { OBSERVE_CHUNK = 4096 };
 
 /* Maxima and sums of rows over parts of their keys: part[n * rows + r] is part n of the row with index r (see
  * lse_at()). */
 struct observed_parts {
-    /* Numbers of a row over one part of its keys. x: the largest score, or without options the largest q.k. y, z: the
-     * sums l and e (observe_rows.cu), relative to x. w: 1 if a block has written this element. */
+    /* Numbers of a row over one part of its keys. x: the largest score or, if there are no options (softcap, bias,
+     * masks, ...), the largest q.k. y, z: the sums l and e (observe_rows.cu), relative to x. w: 1 if a block has
+     * written this element. */
     float4 *part;
     int64_t rows;
     int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */
@@ -38,8 +39,9 @@ struct observed_cells {
     bool map;
 };
 
-/* Each of these functions launches one kernel of an observe, for those tiles that chip->share selects. `sums`: 0: only
- * maxima; 1: also the sums l; 2: also the sums l and e (observed_parts). */
+/* Each of these functions launches one kernel of an observe (statistics of attention weights). The launch computes part
+ * number chip->share of the tiles, or all tiles if chip->shares is 0. `sums` says what is computed for each row. 0:
+ * only the maximum; 1: the maximum and the sum l; 2: the maximum and the sums l and e (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,

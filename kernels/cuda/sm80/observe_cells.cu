@@ -17,7 +17,8 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* P of a tile, for a map whose columns have at most NARROW keys; if there are options, `way` holds P instead */
+    /* P of a tile, for a map whose columns have at most NARROW keys. If there are options (softcap, bias, masks, ...),
+     * this array is not used, and `way` holds P. */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
     DEVICE float *line(int row)
@@ -64,8 +65,8 @@ struct map_column {
     }
 };
 
-/* The rows of a map that contain queries of a strip (a warp's queries). Lane n holds the n-th of these `count` rows:
- * its number u in the map, and its queries [begin, end) of the strip. */
+/* The rows of a map that contain queries of a strip (a warp's queries). There are `count` such rows. Lane n has the
+ * n-th of them: its number u in the map, and the queries [begin, end) of the strip that this row contains. */
 struct strip_rows {
     int count, u, begin, end;
 
@@ -119,9 +120,10 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Adds up a query's P over each run (the tile's keys in one column of the map) of keys c to c1 - 1 of the tile. The
- * sums replace P in `line`, and their number is returned; `column` becomes the last run's column. `first` is the
- * distance from the first key that the request selects to the tile's key 0, negative if the tile begins earlier. */
+/* Divides keys c to c1 - 1 of the tile into runs (a run is the keys in one column of the map), and adds up one query's
+ * P over each run. The sums replace P in `line`, and the number of runs is returned. `column` is the column of the
+ * first run, and becomes that of the last run. `first` is the distance from the first key that the request selects to
+ * the tile's key 0; it is negative if the tile begins earlier. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -145,10 +147,10 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
     return sum;
 }
 
-/* Adds the P of one tile to the cells of a map. The tile has `runs` runs; a run is the keys of one column of the map,
- * from column v on. `open` is the unfinished sum of the first run's cell, and becomes that of the last run's cell. `to`
- * points to row 0 of the map in the sums of this warp's queries; the sums of cells that end in the tile are stored
- * there. */
+/* Adds the P of one tile to the cells of a map. The tile's keys form `runs` runs: each run is the tile's keys in one
+ * column of the map, and the first run is in column v. `open` is the unfinished sum of the first run's cell, and
+ * becomes that of the last run's cell. `to` points to this warp's sums of cells, at row 0 of the map. If a cell ends in
+ * the tile, its sum is stored there. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -233,8 +235,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n has the unfinished sum of one cell: the current column, in the n-th of the map's rows that contain queries
-     * of this warp */
+    /* Lane n has the unfinished sum of one cell. The cell lies in the current column, and in the n-th of the map's rows
+     * that contain queries of this warp. */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

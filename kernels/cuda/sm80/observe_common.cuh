@@ -33,8 +33,8 @@ template <bool SCORE_MODS> DEVICE float4 merged(const float4 &x, const float4 &y
     return make_float4(most, __fadd_rn(u.x, v.x), __fadd_rn(u.y, v.y), 1);
 }
 
-/* A thread's maximum and sums of one of its rows. `most` is the largest q.k, or with options the largest score; l and e
- * are relative to `m`, a score in base 2. */
+/* A thread's maximum and sums of one of its rows. `most` is the largest q.k or, if there are options (softcap, bias,
+ * masks, ...), the largest score. l and e are relative to `m`, a score in base 2. */
 struct lane_row {
     float most, m, l, e;
 };
@@ -62,7 +62,8 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
 
 /* ---- Launching a share of the blocks ----------------------------------------------------------------------------- */
 
-/* Launches a kernel on those tiles of a grid that chip->share selects. `blocks` blocks compute each tile together. */
+/* Launches a kernel on part number chip->share of a grid's tiles, or on all tiles if chip->shares is 0. `blocks` blocks
+ * compute each tile together. */
 template <auto kernel, typename... Args>
 cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,
                          cudaStream_t stream, const Args &...args)

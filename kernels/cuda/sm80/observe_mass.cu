@@ -1,6 +1,6 @@
 /* observe_mass.cu: computes key_mass, the sum of each key's probabilities over the queries, on tensor cores. A block
- * computes some keys, for one query head, and visits tiles of queries in ascending order. S^T has a row for each key,
- * so a lane adds up P of its keys in registers: float32 within a tile, double over tiles. */
+ * computes the sums of some keys, for one query head, and visits tiles of queries in ascending order. S^T has a row for
+ * each key, so a lane adds up P of its keys in registers: float32 within a tile, double over tiles. */
 #include "observe_tiles.cuh"
 
 namespace {
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
               shown = !packed && g.observe.shown_keys > 0 ? (int)attn_min64(g.observe.shown_keys, limit.Sk) : limit.Sk;
     if (j0 >= shown) return;
     const int j1 = min(j0 + BM, limit.Sk), Sq = (int)x.s.Sq;
-    /* each of the queries i0 to i1 - 1 sees one of the block's keys; if key_mass_rows is set, only that many last
-     * queries of the sequence count */
+    /* Each of the queries i0 to i1 - 1 sees one of the block's keys. If key_mass_rows is set, only the last
+     * key_mass_rows queries of the sequence count. */
     const int64_t last_rows = g.observe.key_mass_rows > 0 ? g.observe.key_mass_rows : Sq;
     const int i0 = (int)attn_max64(attn_rows_of(&g, &x.s, j0).lo, Sq - last_rows),
               i1 = (int)attn_rows_of(&g, &x.s, j1 - 1).hi, first = i0 / BN, last = i0 < i1 ? (i1 + BN - 1) / BN : 0;

@@ -107,8 +107,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
 }
 
 /* Applies masks and options (softcap, bias, ...) to S, the scores of the block's queries q0, q0 + 1, ... (its rows) and
- * of the keys of tile number `tile` (its columns). Without options, the function only sets scores to -inf that causal,
- * window and lengths hide, and does nothing if `bounded` is false. */
+ * of the keys of tile number `tile` (its columns). Without options, the function only sets to -inf the scores of pairs
+ * that causal, window or lengths hide; if `bounded` is false, it does nothing. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)

@@ -179,8 +179,8 @@ template <sum_kind KIND> struct load_cursor {
 
 /* ---- Computing P and dZ (the gradient of scores after softcap) from scores --------------------------------------- */
 
-/* The pairs of a query and a key of which a warp computes the gradients. Element e of block (mt, nt) of a lane is the
- * pair of query i + 16 mt + 8 (e / 2) and key j + 8 nt + e % 2. */
+/* The pairs of a query and a key whose gradients a warp computes. In a lane, element e of block (mt, nt) belongs to
+ * query i + 16 mt + 8 (e / 2) and key j + 8 nt + e % 2. */
 struct warp_pairs {
     head_args x;
     limits limit;
@@ -509,8 +509,9 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Sums over the keys of one query. p: of the probabilities P; dz: of dZ, the gradient of the scores after softcap.
- * p_far and dz_far: of P and of dZ, times the distance between the positions of the query and the key. */
+/* Sums over the keys of one query. p: the sum of the probabilities P. dz: the sum of dZ (the gradient of the scores
+ * after softcap). p_far and dz_far: the sums of P and of dZ, each multiplied by the distance between the positions of
+ * the query and the key. */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -528,7 +529,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* far_of_row() needs the sums below only if the client gave no out and lse */
+                if (GIVEN) continue; /* far_of_row() needs the sums below only if the client did not give out and lse */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);

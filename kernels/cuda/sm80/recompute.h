@@ -1,4 +1,4 @@
-/* recompute.h: plans the forward that a backward runs first if the client has not given out and lse. */
+/* recompute.h: plans the forward that a backward runs first if the client has not given the tensors out and lse. */
 #ifndef ATTN_CUDA_RECOMPUTE_H
 #define ATTN_CUDA_RECOMPUTE_H
 
@@ -6,8 +6,8 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* The forward that a backward runs first if the client has not given out and lse: its problem and its plan. Do not copy
- * this struct: `plan` has pointers to `problem`. */
+/* The forward that a backward runs first if the client has not given the tensors out and lse: its problem and its plan.
+ * Do not copy this struct: `plan` has pointers to `problem`. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;
@@ -54,9 +54,10 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     return attn_kernel_takes(&kernel.takes, &p, f->plan.features) && kernel.plan(chip, &f->plan);
 }
 
-/* Finds the chip's first kernel for which plan_recomputed() succeeds. Returns this kernel, or NULL if there is none.
- * out is float32 if the kernel can write it, otherwise q's dtype. Kernels that use decode.cu for short sequences are
- * skipped, because with them the dtype and the bits of a sequence's out would depend on the other sequences. */
+/* Finds the first of the chip's forward kernels for which plan_recomputed() succeeds. Returns this kernel, or NULL if
+ * there is none. out is float32 if the kernel can write float32, otherwise it has q's dtype. Kernels that use decode.cu
+ * for short sequences are skipped: with such a kernel, the dtype and the bits of a sequence's out would depend on the
+ * other sequences. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
                                                        const attn_plan *backward, void *out, void *lse)
 {
@@ -67,8 +68,8 @@ static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, co
         if (compute < kernel->least_compute || compute > kernel->most_compute) continue;
         if (strstr(kernel->takes.name, "decode")) continue;
         /* The float32 kernels for wide heads add up scores in another order than f32_forward. If their backward used
-         * the lse of f32_forward, its P would not fit this lse. The backward of simple.cu, which also takes wide heads,
-         * does not use f32_forward either. */
+         * the lse of f32_forward, the P that the backward computes would not fit this lse. The backward of simple.cu
+         * also takes wide heads, and does not use f32_forward either. */
         if (is_float32 && backward->kernel->head_dim > TILE_HEAD_DIM && kernel->takes.head_dim <= TILE_HEAD_DIM)
             continue;
         const bool wide = kernel->takes.features & ATTN_OPTION_BIT(OUT_DTYPE);

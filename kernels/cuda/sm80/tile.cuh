@@ -256,8 +256,8 @@ DEVICE uint32_t kept(uint32_t x)
 }
 
 /* A block's query rows, found by row_place_of(). If all sequences have the same length, row_place_of() computes in 32
- * bits from `whole` (limits_of_whole()), because the block's first copies wait for the result. Otherwise it calls
- * tile_place_of(). */
+ * bits, because the block's first copies wait for the result. The keys that each query sees are then its argument
+ * `whole`, from limits_of_whole(). Otherwise it calls tile_place_of(). */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -333,8 +333,8 @@ template <int D> DEVICE uint32_t lane_across(int lane)
 }
 
 /* The functions below whose names end in _of take the lane's address, which is computed once: `down` with lane_down(),
- * `across` with lane_across(). `tile` is the tile's address, or its offset in shared memory if `down` or `across`
- * includes the start. */
+ * `across` with lane_across(). `tile` is the tile's address. If an address in shared memory is already included in
+ * `down` or `across`, `tile` is the tile's offset from this address. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));

@@ -80,7 +80,7 @@ DEVICE void add_float_chunk(float (&S)[1][NT][4], uint32_t start, uint32_t tileA
 }
 
 /* Computes O += P B for float32. B is a tile of COLUMNS columns at offset `tile` in shared memory. A step multiplies
- * eight rows of B: rows 2q of a step come first, and rows 2q + 1 last, because that is how registers hold P. */
+ * eight rows of B in the order 0, 2, 4, 6, 1, 3, 5, 7, because that is how registers hold P. */
 template <int NT, int DT> DEVICE void accumulate_floats(float (&O)[1][DT][4], const float (&P)[1][NT][4], uint32_t tile)
 {
     static_assert(DT * 8 == COLUMNS, "all columns");

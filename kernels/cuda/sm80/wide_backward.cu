@@ -1,7 +1,8 @@
-/* wide_backward.cu: the backward for head sizes above those of backward.cu, up to ATTN_MAX_HEAD_DIM, with constant
- * shared memory and registers. A block computes ROWS rows and COLUMNS columns of one gradient. A block of dq visits the
- * tiles of TILE keys that its queries see. A block of dk or dv visits the tiles of TILE queries that see its keys, for
- * every query head of the group. There are two buffers: while a product reads one, copies fill the other.
+/* wide_backward.cu: the backward for head sizes above those of backward.cu, up to ATTN_MAX_HEAD_DIM. The shared memory
+ * and registers of a block are the same for all head sizes. A block computes ROWS rows and COLUMNS columns of one
+ * gradient. A block of dq visits the tiles of TILE keys that its queries see. A block of dk or dv visits the tiles of
+ * TILE queries that see its keys, for every query head of the group. There are two buffers: while a product reads one,
+ * copies fill the other.
  *
  * dq: S += Q K^T and dP += dO V^T (chunk by chunk of channels), P = exp(S - lse), dS = P (dP - delta), dq += dS K
  * dk: the same with S^T and dP^T, dk += dS^T Q
@@ -9,8 +10,8 @@
  *
  * wide.cuh explains how float32 is multiplied.
  *
- * For every COLUMNS columns, a different block computes S and dP again. Compared with the usual five products, this
- * takes 2.6 times as many multiplications at D = Dv = 512, and 4.6 times at 1024. Blocks share no sums, so all
+ * For every COLUMNS columns, a different block computes S and dP again. Compared with the usual five matrix products,
+ * this takes 2.6 times as many multiplications at D = Dv = 512, and 4.6 times at 1024. Blocks share no sums, so all
  * gradients are deterministic. Rows whose result is not finite are only marked, as in wide_forward.cu; later launches
  * compute them. */
 #include "kernels/cuda/common/kernels.h"
@@ -419,8 +420,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Functions of the host that launch the kernels --------------------------------------------------------------- */
 
-/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
- * launch must compute the row. */
+/* In the workspace, a header of MARKS_HEAD bytes lies before the marks of rows. A mark is one byte; it is not 0 if a
+ * later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -501,9 +502,9 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* If the marks are in this file's own memory (`own`), no later launch computes the two numbers (lse and rest of
-         * struct saved) that stand for a huge lse. rows_later is therefore NULL in this call, so that simple_delta()
-         * computes the two numbers at once. */
+        /* If the marks lie in this backward's own workspace (`own`), no later launch computes the two numbers (lse and
+         * rest of struct saved) that stand for a huge lse. rows_later is therefore NULL in this call, so that
+         * simple_delta() computes the two numbers at once. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

@@ -1,7 +1,7 @@
-/* wide_forward.cu: the forward for head sizes above those of forward.cu, up to ATTN_MAX_HEAD_DIM, with constant shared
- * memory and registers. A block computes COLUMNS columns of O for BM queries of one head, and visits their keys in
- * tiles of BN, from the last to the first. S is the sum over chunks of CHUNK columns of Q and K; while a product reads
- * one of two buffers, copies fill the other.
+/* wide_forward.cu: the forward for head sizes above those of forward.cu, up to ATTN_MAX_HEAD_DIM. The shared memory and
+ * registers of a block are the same for all head sizes. A block computes COLUMNS columns of O for BM queries of one
+ * head. It visits, in tiles of BN keys, all keys that these queries may see, from the last tile to the first. S is the
+ * sum over chunks of CHUNK columns of Q and K; while a product reads one of two buffers, copies fill the other.
  *
  * wide.cuh explains how float32 is multiplied.
  *
@@ -248,8 +248,8 @@ again:
 
 /* ---- Functions of the host that launch the kernel ---------------------------------------------------------------- */
 
-/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
- * launch must compute the row. */
+/* In the workspace, a header of MARKS_HEAD bytes lies before the marks of rows. A mark is one byte; it is not 0 if a
+ * later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

@@ -222,8 +222,9 @@ inline bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &
     return B > 0 && rows > 0 && tma_walkable(view, B, d.Hk, rows, columns, bytes ? 16 : 8);
 }
 
-/* Makes the tensor maps of K and V. Returns false if TMA cannot or shall not load them, or if there is no kernel for
- * the problem. tile: the least number of keys per tile. row_bytes: the bytes of a row of a tile in shared memory. */
+/* Makes the tensor maps of K and V. Returns false if TMA cannot load K and V, if it shall not
+ * (chip->copies_by_threads), or if there is no kernel for the problem. tile: the least number of keys per tile.
+ * row_bytes: the bytes of a row of a tile in shared memory. */
 inline bool plan_copies(copy_plan *copies, const cuda_chip *chip, const attn_plan *of, const cuda_args &a, int tile,
                         int row_bytes)
 {

@@ -31,8 +31,8 @@ enum { KEPT = 3 };
 /* The two consumer warpgroups. LEFT computes the left half of O's columns, RIGHT the right half. */
 enum { LEFT, RIGHT };
 
-/* Numbers of the named barriers. The 256 consumer threads meet at barriers below MEET, the 128 threads of a warpgroup
- * at MEET + LEFT or MEET + RIGHT. */
+/* Numbers of the named barriers. All 256 consumer threads meet at each barrier with a number below MEET. The 128
+ * threads of one warpgroup meet at barrier MEET + LEFT or MEET + RIGHT. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
@@ -184,10 +184,10 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Writes P, the references and the rescale factors to shared memory, for the other warpgroup. P overwrites the last
-     * 64 columns of the tile's keys, after all warps of this warpgroup have computed their scores. */
+     * 64 columns of the tile of keys, after all warps of this warpgroup have computed the tile's scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
-        /* Reads the thread index again, because addresses computed from the struct's members would stay in
+        /* Reads the thread index again: if addresses were computed from the struct's members, they would stay in
          * registers. */
         const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();

@@ -20,7 +20,8 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    /* tiles: number of tiles of 64 rows per sequence. units: the most splits, or groups of splits, of a sequence. */
+    /* tiles: number of tiles of 64 rows per sequence. units: the most units of a sequence (a unit is a split, or a
+     * group of splits). */
     int tiles, units;
     /* Whether a block computes a group of splits, one after the other, instead of one split. A "unit" is what a block
      * computes: a group or a split. */

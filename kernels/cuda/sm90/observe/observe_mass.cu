@@ -42,7 +42,7 @@ template <class X> struct mass_memory {
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
     int per_head, heads, first, end; /* this launch computes work tiles `first` to `end` - 1 */
-    /* whether work tiles differ in length; the longest, those of the first keys, then come first */
+    /* whether work tiles differ in length; if so, the longest come first: the tiles of the first keys */
     bool uneven;
 };
 

@@ -17,9 +17,9 @@ template <int D_> struct rows_shape {
     static_assert(BM == SM90_OBSERVE_ROWS, "what observe.cu plans for");
 };
 
-/* The tiles of keys for a consumer's 64 rows. At least one row sees keys of each of the tiles [seen.first, seen.last).
- * All rows see all keys of the tiles [free.first, free.last). The struct is in shared memory, because registers are
- * scarce. */
+/* The tiles of keys for a consumer's 64 rows. Each of the tiles [seen.first, seen.last) has a key that at least one of
+ * these rows sees. All rows see all keys of the tiles [free.first, free.last). The struct is in shared memory, because
+ * registers are scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;
@@ -53,8 +53,8 @@ template <class X> struct rows_memory {
     }
 };
 
-/* The tiles of keys that a block computes: tiles `first` to `last` - 1 of every `blocks`-th chunk of OBSERVE_CHUNK
- * keys, from chunk `number` on. */
+/* The tiles of keys that a block computes: those of the tiles `first` to `last` - 1 that lie in the block's chunks. A
+ * chunk has OBSERVE_CHUNK keys, and the block has every `blocks`-th chunk, from chunk `number` on. */
 struct own_tiles {
     int first, last, number, blocks;
 
@@ -190,7 +190,7 @@ DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &p
 }
 
 /* Computes for each row the largest score m, l = sum exp2(z - m), and e = sum exp2(z - m) (z - m), where z are its
- * scores in base 2. SUMS: 0: only m; 1: m and l; 2: all. */
+ * scores in base 2. SUMS: 0: only m; 1: m and l; 2: m, l and e. */
 template <typename T, class X, int SUMS>
 __global__ void __launch_bounds__(X::THREADS, X::BLOCKS)
     observe_rows_wgmma(const __grid_constant__ cuda_args a, const __grid_constant__ qk_maps maps, float scale_log2,
