@@ -51,8 +51,9 @@ struct kept_tiles {
     }
 };
 
-/* Parameters of the kernels in this file, besides cuda_args. The heads are computed in `parts` parts, one part after
- * the other. Besides, a tile of keys may have parts (key_parts.cuh), each of which sums over `group` query heads. */
+/* Parameters of the kernels in this file; cuda_args has the others. The heads are computed in `parts` parts, one part
+ * after the other. A tile of keys may be divided into parts too (tile_parts, see key_parts.cuh), and each of these sums
+ * over `group` query heads. */
 struct plan {
     /* The orders in which blocks take tiles of keys (or parts of these tiles) and tiles of queries, within one part of
      * the heads. In packed problems some tiles have no rows. */

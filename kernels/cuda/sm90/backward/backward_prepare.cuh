@@ -108,7 +108,7 @@ template <typename T, class X> struct preparer {
         __syncwarp(); /* after this barrier the warp may overwrite `products` with those of its next queries */
     }
 
-    /* Splits lse of these queries into two numbers, lse and rest (saved.rest), because some lse is huge. */
+    /* Splits lse of these queries into two numbers, lse and rest (saved.rest), because the lse of some rows is huge. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);

@@ -76,9 +76,10 @@ struct plan {
     uint32_t *prepared;
     /* number of units (UNIT_ROWS queries of one head) of all heads, and of a group of `group` query heads */
     int units, units_of_head;
-    bool out_in_pieces; /* whether rows of `out`, like those of dO, can be read in pieces of 16 bytes */
-    /* [tile of 64 queries][consumer]: whether the sum of dQ has a term (its values: see struct sender); NULL: dQ is not
-     * wanted */
+    /* whether `out` has the dtype of dO, and its rows can be read in pieces of 16 bytes (rows of dO always can) */
+    bool out_in_pieces;
+    /* [tile of 64 queries][consumer]: whether the sum of dQ has a term yet or, with `deterministic`, how many (struct
+     * sender lists the values); NULL: dQ is not wanted */
     uint32_t *begun;
     /* [group of `group` query heads]: number of terms that have been added to dQ so far. Each tile of keys (or part of
      * it) adds two terms, one per consumer. */
@@ -167,8 +168,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p)
         /* rows `begin` to `end` - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
-        /* One of FlashMask's two intervals may reach the end of the range only after the other interval has shortened
-         * the range, so the loop tests both twice. */
+        /* FlashMask hides two intervals of rows. One of them may reach the end of the range only after the other one
+         * has shortened the range. The loop therefore tests both intervals twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);

@@ -52,10 +52,11 @@ struct plan {
 /* The plan of a launch that computes sequences whose keys are split (splits.cuh). Other launches do not set the members
  * that this struct adds, except column_blocks in sm90/wide. */
 struct split_plan : plan {
-    bool in_turn;      /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
-    int most;          /* number of work tiles with the same rows: 1 with in_turn, otherwise the most splits */
+    bool in_turn; /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
+    /* number of work tiles with the same rows: 1 with in_turn, otherwise the largest number of splits */
+    int most;
     int shift;         /* row r of a work tile is query r >> shift of head r % 2^shift of a group */
-    int column_blocks; /* number of work tiles that share the columns of out */
+    int column_blocks; /* number of work tiles among which the columns of out are divided */
     float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
                    * block */
     /* `top` and l of the lane's two rows: (x, y) of the first row, (z, w) of the second one. The indices are

@@ -11,7 +11,7 @@
 
 /* What the split rule needs to know of a kernel's work tiles. */
 struct split_tile {
-    int BM, BN; /* rows and keys of a tile */
+    int BM, BN; /* rows of a work tile, and keys of a tile of keys */
     int least;  /* the least number of keys that a split may have */
     int most;   /* Splits should give a key/value head at most this number of work tiles. */
     bool packs; /* whether a work tile may have rows of several heads */
@@ -26,8 +26,8 @@ struct split_rule {
     /* the largest number of keys that the rows of a work tile see together; FAR if there is no limit on the left or on
      * the right */
     int window;
-    /* A work tile has the rows of 2^shift query heads; row r belongs to query r >> shift. per_tile: query heads of a
-     * group, divided by 2^shift. */
+    /* A work tile has the rows of 2^shift query heads; row r belongs to query r >> shift. per_tile: into how many sets
+     * of 2^shift heads the query heads of a group are divided. */
     int shift, per_tile;
 };
 
@@ -55,7 +55,8 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);
     if (count == 0) return 0;
-    /* a window that begins and ends within tiles touches up to two tiles more than its length fills */
+    /* a window may begin and end within a tile; it then touches up to two tiles more than the whole tiles that fit into
+     * its length */
     const int all = (Sk + r.BN - 1) / r.BN, seen = r.window < Sk ? r.window / r.BN + 2 : all;
     return ((seen < all ? seen : all) + count - 1) / count;
 }

@@ -86,8 +86,8 @@ template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, fl
     }
 }
 
-/* Stores a warp's sums of a split to memory, and adds the sums of earlier splits. Each thread reads only the sums that
- * it has written itself. */
+/* A warp's sums of splits in memory. store() writes the sums of a split, and add_before() adds the sums of earlier
+ * splits to those of the present split. Each thread reads only the sums that it has written itself. */
 template <int DV> struct split_sums {
     float4 *const O, *const rows;
     DEVICE split_sums(const split_plan &p, int warp, int lane)
@@ -206,7 +206,7 @@ DEVICE void merge_splits_of_rows(const split_plan &p, int column_blocks, bool ha
     const work_tile x = split_rows_of<BM, BN>(p, block / column_blocks);
     const int row = x.i0 + warp * 16;
     if (x.i0 == SKIP || row >= x.Sq) return;
-    /* the work tile of the first split, and the distance between the work tiles of splits */
+    /* number of the work tile of the first split, and the distance from one split's work tile to the next split's */
     const int first = block / column_blocks * p.most * column_blocks + block % column_blocks;
     const int64_t stride = column_blocks;
     const float4 *const sums = p.sums + (((int64_t)first * WARPS + warp) * (COLUMNS / 8) + chunk * (N / 4)) * 32 + lane,
@@ -328,8 +328,10 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes;
 };
 
-/* Limits per multiprocessor up to which each split is a work tile: MANY splits, and MOST_TILES tiles of rows. The sums
- * of MANY splits per multiprocessor fit into the L2 cache. */
+/* Limits per multiprocessor. With more splits than MANY, or more tiles of rows than MOST_TILES, a work tile computes
+ * all splits of its rows; otherwise each split is a work tile. If tiles of rows are at most half as many as
+ * multiprocessors, each split is a work tile in any case. The sums of MANY splits per multiprocessor fit into the L2
+ * cache. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 

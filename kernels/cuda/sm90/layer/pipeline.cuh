@@ -77,7 +77,7 @@ enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 /* The position of a thread in its block, which has C consumer warpgroups, and the barriers of the thread's
  * warpgroup. */
 template <int C> struct consumer {
-    int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number in the warpgroup */
+    int w, warp, lane; /* w: index of the warpgroup among the consumers; warp: index of the warp in its warpgroup */
     bool leader;       /* whether this thread arrives at barriers for its whole warpgroup */
 
     DEVICE explicit consumer(int w_)

@@ -113,8 +113,8 @@ struct wide_maps {
  * `out`. */
 struct wide_plan : split_plan {
     /* marks: a byte for each row, set if a later launch must recompute the row. found: a byte, set if there is such a
-     * row. (They are cuda_args::rows_later and rows_found.) NULL: there is no later launch, and plan::nonfinite has
-     * flags of such rows. */
+     * row. (They are cuda_args::rows_later and rows_found.) If `marks` is NULL, there is no later launch, and
+     * plan::nonfinite has flags of such rows. */
     uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
@@ -227,7 +227,8 @@ template <class X, int W> struct box_loader {
     {
         sleep_until_empty(sm.bars.Q, q);
         const int row = x.q_start + (x.i0 >> shift_of<X>(p)), b = p.cu_q ? 0 : x.b;
-        /* where keys are split, the rows of the tensor map are heads, and its heads are queries */
+        /* where keys are split, the tensor map has two axes of Q swapped: its rows are the heads of Q, and its heads
+         * are the queries */
         const tma_place from = X::SPLITS ? tma_place{ 0, x.h, row, b } : tma_place{ 0, row, x.h, b };
         load_tile<BM, X::DC, 64>(smem_addr(sm.Q), &maps.Q, from, smem_addr(&sm.bars.Q.full[0]));
         q.next();
@@ -360,8 +361,8 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Computes the scores of the next tile of keys. Meanwhile the previous product O += P V may still run; its V is
-     * released when it is complete. */
+    /* Computes the scores of the next tile of keys. Meanwhile the previous product O += P V may still run; when it is
+     * complete, the buffer of its last V is released. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
