@@ -246,7 +246,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* Recomputes dK and dV of the 16 keys that warp n of a block has computed, one key after the other. */
+/* Recomputes dK and dV of 16 keys, one key after the other: the keys that warp n of a block has computed. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;
@@ -255,8 +255,8 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
 
 /* ---- Functions of the host --------------------------------------------------------------------------------------- */
 
-/* Return the number of tiles of keys (key_tiles_per_head), or of queries, of a head. In packed problems a few of these
- * tiles have no rows. */
+/* Return how many tiles of keys (key_tiles_per_head) or of queries (query_tiles_per_head) a head has. In packed
+ * problems a few of these tiles have no rows. */
 int64_t key_tiles_per_head(const attn_dims &d, int keys)
 {
     return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);

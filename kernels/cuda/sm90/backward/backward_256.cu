@@ -29,8 +29,8 @@ template <class X> struct shared_keys {
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* one pair of barriers for each warp of a consumer: the warp hands P to the warp with the same number of the other
-     * consumer */
+    /* one pair of barriers for each warp of a consumer: the warp hands P to the warp that has the same number in the
+     * other consumer */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
@@ -95,7 +95,7 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    /* the newest tile of queries, and its query head, counted from the first head of this launch */
+    /* tile: the newest tile of queries. h: its query head, counted from the first query head of this launch. */
     int tile, h;
     ring<X::STAGES> at;         /* position of the newest tile of queries in the rings of Q and dO */
     ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */

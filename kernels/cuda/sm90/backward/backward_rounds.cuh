@@ -1,6 +1,6 @@
 /* backward_rounds.cuh: parts of the kernel in backward_tiles.cuh: its shapes, its plan (parameters), its shared memory,
- * and the warps of the producer, which load tiles and send dQ. A round is one tile of queries of one of the heads that
- * share the block's keys. */
+ * and the warps of the producer, which load tiles and send dQ. Several query heads share the block's keys, and a round
+ * is one tile of queries of one of these heads. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -228,8 +228,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `terms` to the counter (plan::done) of the terms that have been added to dQ of x's query heads. It is also
- * called for tiles of keys without rows, because the counter must reach the number of all tiles. */
+/* plan::done counts the terms that have been added to dQ of x's query heads. This function adds `terms` to that
+ * counter. It is also called for tiles of keys without rows, because the counter must reach the number of all tiles. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t terms)
 {
     if (p.begun) add_release(p.done + x.head, terms);

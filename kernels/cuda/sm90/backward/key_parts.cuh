@@ -31,10 +31,11 @@ struct key_parts {
 
 /* The number of tiles of keys, and their work. By these, the number of parts of a tile of keys is chosen. */
 struct key_work {
-    int64_t tiles;     /* number of tiles of keys */
-    int64_t most, all; /* tiles of queries that see a tile of keys, per query head: the most, and the mean */
-    int64_t bytes;     /* bytes of the float32 terms of dK and dV of all keys, for one part */
-    int most_parts;    /* the largest number of parts whose terms fit in MOST_TERMS bytes */
+    int64_t tiles; /* number of tiles of keys */
+    /* number of tiles of queries of a query head that see a tile of keys: the largest (most), and the mean (all) */
+    int64_t most, all;
+    int64_t bytes;  /* bytes of the float32 terms of dK and dV of all keys, for one part */
+    int most_parts; /* the largest number of parts whose terms fit in MOST_TERMS bytes */
 };
 
 const int64_t MOST_TERMS = 512 << 20; /* the most bytes that a problem's terms of dK and dV may take */
@@ -73,8 +74,8 @@ key_parts best_parts(const key_work &x, int64_t group, int multiprocessors)
     return best;
 }
 
-/* Returns whether tiles of keys may have parts. If only a part of a long problem is computed (attn_part_of()), they
- * have none, because a part must not need more memory than the whole problem. */
+/* Returns whether tiles of keys may have parts. If a long problem is computed piece by piece (attn_part_of()), its
+ * tiles of keys have none, because a piece must not need more memory than the whole problem. */
 bool may_have_parts(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;

@@ -474,7 +474,7 @@ template <class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* number of keys in the tile that is computed first, up to the last key that a row of this warpgroup sees */
+        /* number of keys of the tile that is computed first, up to the last key that this warpgroup's rows see */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);

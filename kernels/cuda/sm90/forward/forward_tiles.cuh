@@ -53,8 +53,8 @@ struct shape {
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
     static const bool LOW_WORDS =
-        /* Whether the kernel keeps only the low words of operands' descriptors in registers. At head sizes for which
-         * this is false, it would be 1 to 4 % slower. */
+        /* Whether the kernel keeps only the low words of operands' descriptors in registers. At other head sizes than
+         * 128 and 192, the kernel would be 1 to 4 % slower with only the low words. */
         D == 128 || D == 192;
     /* whether the wait for the product O += P V comes after the softmax (see release_K_late()) */
     static const bool LATE_WAIT = D == 128 || D == 192;

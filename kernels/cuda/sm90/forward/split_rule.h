@@ -65,10 +65,10 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
  * in device memory, so only the kernels know which sequences are split. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 
-/* The functions of forward_split.cu, which computes problems without options whose head sizes are at most 256: the rule
- * that splits the keys of a problem, the bytes of workspace that split_launch() needs, and the launch. split_launch()
- * computes the sequences whose keys are split. In packed problems it skips sequences of at most chip->decode_rows rows.
- * `memory` is aligned to 128 bytes. */
+/* The functions of forward_split.cu, which computes problems without options and with head sizes up to 256.
+ * plain_split_rule() returns the rule that splits the keys of a problem, and plain_split_workspace() the bytes of
+ * workspace that split_launch() needs. split_launch() computes the sequences whose keys are split. In packed problems
+ * it skips sequences of at most chip->decode_rows rows. `memory` is aligned to 128 bytes. */
 split_rule plain_split_rule(const attn_plan *plan);
 size_t plain_split_workspace(const cuda_chip *chip, const attn_plan *plan);
 cudaError_t split_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory);

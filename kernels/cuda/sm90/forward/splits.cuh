@@ -384,7 +384,7 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan, const split
     const int64_t bytes = x.bytes;
     if (d.packed || !x.in_turn) return (size_t)bytes;
     /* device.cu may compute this problem in parts (some of its heads or queries), one after the other in the same
-     * workspace. In such a part each split may be a work tile, which needs more memory. */
+     * workspace. In such a part each split may be a work tile, and the sums of all splits then need more memory. */
     const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
     x.tiles = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
     x.slots = x.tiles * column_blocks;
@@ -392,7 +392,7 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan, const split
     return (size_t)attn_max64(bytes, x.bytes);
 }
 
-/* Sets the members of the plan p that have other values if keys are split. `memory`: scratch memory of y.bytes
+/* Sets the members of the plan p that differ from those of a plan without splits. `memory`: scratch memory of y.bytes
  * bytes. */
 void make_split_plan(const split_rule &r, const split_layout &y, char *memory, split_plan &p)
 {

@@ -50,7 +50,8 @@ struct kept_bits {
     /* The words of batch row b, head h and query i begin at index (b * batch + h * head + i * row) * tiles. `batch` is
      * 0 if all batch rows have the same bits; `head` and `row` are 0 if all heads or all queries have the same bits. */
     int64_t batch, head, row;
-    int rows, tiles; /* rows per head (1: the mask is the same for all rows), and tiles of keys */
+    /* rows: number of rows per head (1: the mask is the same for all rows); tiles: number of tiles of keys */
+    int rows, tiles;
 };
 enum tile_kind { SOME_SEEN = 1, SOME_HIDDEN = 2 };
 const int KIND_ROWS = 64;
@@ -194,7 +195,8 @@ struct kept_columns {
     /* The words of batch row b and head h begin at index (b * batch + h * head) * keys * tiles. `batch` is 0 if all
      * batch rows have the same bits, and `head` is 0 if all heads do. */
     int64_t batch, head;
-    /* keys per head, and tiles of queries per head (1: the mask is the same for all queries) */
+    /* keys: number of keys per head; tiles: number of tiles of queries per head (1: the mask is the same for all
+     * queries) */
     int keys, tiles;
 };
 

@@ -158,8 +158,8 @@ struct __align__(16) warpgroup_tile
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns the keys that a consumer computes, whose 64 rows begin at row0. Sq: number of rows of the sequence. Row r
- * belongs to query r >> shift. FEW: see warpgroup_tile::few_keys. */
+/* Returns the part of a work tile that one consumer computes. The consumer's 64 rows begin at row0. Sq: number of rows
+ * of the sequence. Row r belongs to query r >> shift. FEW: see warpgroup_tile::few_keys. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last, int shift = 0)
 {

@@ -514,8 +514,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (j3 < 0) release_Q();
                 take(P, rescale);
                 multiply_values<false>(O, P, rescale, t, j0);
-                /* P of this consumer's own tile j1. It needs registers besides P of tile j0, which a running product
-                 * still reads. */
+                /* P of this consumer's own tile j1. It needs registers of its own, because a running product still
+                 * reads P of tile j0. */
                 uint32_t own[BN / 16][4];
                 exponentiate(own, S, rescale, t, walk, j1);
                 retire_values<0, false>(O);

@@ -107,7 +107,7 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: number of the product among the products
+    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: index of the product among the products
      * for these keys; the products for dV come first. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
