@@ -438,7 +438,7 @@ struct division {
 };
 
 /* Chooses x.heads, the number of groups of query heads whose dS is in memory at the same time. Sets x.flags to the
- * bytes of memory for dS. If dS of all query heads of a key/value head does not fit in memory, tiles of keys are
+ * bytes of memory for dS. Memory may have no room for dS of all query heads of a key/value head. Tiles of keys are then
  * divided into parts, or into more parts than before. */
 void divide_heads(const cuda_chip *chip, const attn_plan *plan, division &x)
 {

@@ -74,7 +74,8 @@ struct plan {
     /* [group of `group` query heads]: number of units (UNIT_ROWS queries of one head) whose delta and lse are
      * computed */
     uint32_t *prepared;
-    /* number of units (UNIT_ROWS queries of one head) of all heads, and of a group of `group` query heads */
+    /* number of units (UNIT_ROWS queries of one head): units: of all heads; units_of_head: of a group of `group` query
+     * heads */
     int units, units_of_head;
     /* whether `out` has the dtype of dO, and its rows can be read in pieces of 16 bytes (rows of dO always can) */
     bool out_in_pieces;
@@ -213,8 +214,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* A tile in which keep_mask hides all pairs is skipped, but not with `deterministic`: blocks then count
-                 * the additions of dQ to this tile of queries, so none may be left out. */
+                /* A tile in which keep_mask hides all pairs is skipped, but not with `deterministic`. With that option,
+                 * blocks count the additions of dQ to each tile of queries, so none may be left out. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;

@@ -46,8 +46,8 @@ template <typename T, class X, typename R> struct gradients {
     int tile;
     /* all queries of tiles free_first to free_last - 1 see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of products. own_K, own_V: K and V of this warpgroup's keys. first_...: the operand in the first buffer
-     * of a ring. K_down: K in the product dQ = dS K, which sums over keys. */
+    /* Operands of products. own_K, own_V: K and V of this warpgroup's keys. Names with first_: the operand in the first
+     * buffer of a ring. K_down: K as it is used in the product dQ = dS K, which sums over keys. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;

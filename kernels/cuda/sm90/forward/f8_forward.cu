@@ -105,7 +105,8 @@ enum { STOP = -1 }; /* value of work_tile::i0: there is no more work */
  * memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* [r]: for rows r and r + 8, their sums l (x, y), and the maxima that were subtracted from their scores (z, w) */
+    /* [r]: x and y: the sums l of rows r and r + 8; z and w: the maxima that were subtracted from the scores of rows r
+     * and r + 8 */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 

@@ -222,8 +222,8 @@ struct forward_job {
     char *memory;       /* scratch memory with the offsets `place` */
     char *split_memory; /* scratch memory of launch_splits(), if the keys of some sequences are split */
     layout place;
-    /* The rule by which the keys of some sequences are split. A launch for whole sequences skips those whose keys the
-     * rule splits. */
+    /* The rule by which the keys of some sequences are split. A launch for whole sequences skips every sequence whose
+     * keys this rule splits. */
     split_rule splits = NO_SPLITS;
 };
 

@@ -64,8 +64,8 @@ struct unit {
     int keys, channels;
 };
 
-/* Memory of the warps that transpose V: a buffer for one of STEPS steps, and the descriptions of the present and the
- * next unit. */
+/* Memory of the warps that transpose V. A unit is transposed in STEPS steps. Each warp has a buffer for one step, and
+ * the descriptions of the present and the next unit. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];

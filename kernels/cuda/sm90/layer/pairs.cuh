@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(128)
     for (int tile = blockIdx.x; tile < kept.tiles; tile += gridDim.x) {
         const int j = tile * BN + lane * 4;
         const bool mine = lane * 4 < BN && j < Sk;
-        uint32_t bytes[ROWS]; /* a word per row; all loads start before the first result is used */
+        /* a word per row; the loads of all rows start before the result of the first load is used */
+        uint32_t bytes[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             bytes[r] = 0x01010101;

@@ -60,8 +60,9 @@ template <int DC_, int DVC_, bool SCORE_MODS_, bool SPLITS_> struct wide_shape {
  * keys. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* of the thread's two rows: references, which were subtracted from scores (x, y), and rescale
-                       * factors (z, w) */
+    /* for the thread's two rows: the references, which were subtracted from scores (x and y), and the rescale factors
+     * (z and w) */
+    float4 rows[128];
 };
 
 struct wide_work {
