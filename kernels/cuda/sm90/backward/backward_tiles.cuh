@@ -980,9 +980,10 @@ tile_order order_of(const backward_job &job)
     const int64_t fit = L2_SHARE / attn_max64(head_bytes, 1);
     tile_order x = tile_order_of(per_head_of(d), heads, head_bytes * group,
                                  bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
-    /* The blocks of a key/value head go through its query heads one after the other, so the L2 cache needs room for
-     * only one query head of each key/value head. A section may therefore have more heads, and under a causal mask the
-     * tiles that are claimed last are then shorter. At head size 64 and with a window, larger sections are slower. */
+    /* The blocks of a key/value head go through its query heads one after the other. The L2 cache therefore needs room
+     * for only one query head of each key/value head. A section may therefore have more heads, and under a causal mask
+     * the tiles that are claimed last are then shorter. At head size 64 and with a window, larger sections are
+     * slower. */
     if (causal && !job.deterministic && backward_class(d) == 128 && heads * per_head_of(d) > job.chip->multiprocessors)
         x.section = (int)attn_max64(x.section, attn_min64(fit, 8));
     /* With `deterministic` and without a mask, blocks claim tiles of keys from all heads of a section in turn. With

@@ -29,8 +29,9 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
     return x;
 }
 
-/* A problem takes the first row of this table that has at least the problem's head sizes, and that is meant for its
- * kind of mask and its number of keys. Which row of the table a sequence takes never depends on other sequences. */
+/* A problem takes the first row of this table that suits it. Such a row has at least the problem's head sizes, and is
+ * meant for its kind of mask and its number of keys. Which row of the table a sequence takes never depends on other
+ * sequences. */
 /* clang-format off */
 const shape_row shapes[] = {
     /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring

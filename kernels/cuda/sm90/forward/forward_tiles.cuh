@@ -294,8 +294,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The work tile is released when only its last tile of keys is left to load, and at once if it has at most
-             * one tile of keys. The release lets the block claim the next work tile. */
+            /* The work tile is released when only its last tile of keys is left to load. If it has at most one tile of
+             * keys, it is released at once. The release lets the block claim the next work tile. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
