@@ -75,7 +75,7 @@ key_parts best_parts(const key_work &x, int64_t group, int multiprocessors)
 }
 
 /* Returns whether tiles of keys may have parts. If a long problem is computed piece by piece (attn_part_of()), its
- * tiles of keys have none. A piece must not need more memory than the whole problem. */
+ * tiles of keys have none: a piece must not need more memory than the whole problem. */
 bool may_have_parts(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;

@@ -328,10 +328,10 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes;
 };
 
-/* Limits per multiprocessor. With more splits than MANY, or more tiles of rows than MOST_TILES, a work tile computes
- * all splits of its rows; otherwise each split is a work tile. If tiles of rows are at most half as many as
- * multiprocessors, each split is a work tile in any case. The sums of MANY splits per multiprocessor fit into the L2
- * cache. */
+/* Limits per multiprocessor, for problems that are not packed. With more splits than MANY, or more tiles of rows than
+ * MOST_TILES, a work tile computes all splits of its rows; otherwise each split is a work tile. If tiles of rows are at
+ * most half as many as multiprocessors, each split is a work tile in any case. The sums of MANY splits per
+ * multiprocessor fit into the L2 cache. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
