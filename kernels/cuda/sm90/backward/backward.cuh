@@ -17,7 +17,8 @@
 
 namespace {
 
-/* CONSUMERS: number of threads of both consumer warpgroups. ZERO_BARRIER: the named barrier of zero_rows(). */
+/* CONSUMERS: number of threads of the two consumer warpgroups together. ZERO_BARRIER: the named barrier of
+ * zero_rows(). */
 enum { CONSUMERS = 256, ZERO_BARRIER = 12 };
 
 /* ---- A block of keys --------------------------------------------------------------------------------------------- */
@@ -26,16 +27,19 @@ struct maps {
     CUtensorMap Q, K, V, dO;
 };
 
-/* What a block works on: a tile of keys, or a part of its work (key_parts.cuh), and the query tiles of this part. */
+/* The work of a block: a tile of keys, and the query heads and query tiles over which the block sums. If tiles of keys
+ * have parts (key_parts.cuh), the block works on one part, with the heads and query tiles of this part. */
 struct block_place {
     attn_sequence s;
     int t; /* number of this tile of keys in the order in which blocks claim tiles */
-    /* index of the query heads that the part sums over (a group of `group` heads), counted over all batch rows; a
+    /* index of the group of `group` query heads that the part sums over; groups are counted over all batch rows, and a
      * packed problem has one batch row */
     int head;
     int b, hk, j0;
-    int h;           /* the part's first query head */
-    int to;          /* index of the head in the tensors dk and dv; if there are parts, each has a head of its own */
+    int h; /* the part's first query head */
+    /* index of the head of dk and dv that the block writes; if tiles of keys have parts, each part of a key/value head
+     * writes a head of its own */
+    int to;
     int rows;        /* number of rows of dk and dv to write, including rows of padding, which get zeros */
     int first, last; /* query tiles `first` to `last` - 1 of the part see at least one of the tile's keys */
     /* the query tile with which the block begins; after tile last - 1 it continues with tile `first` */
@@ -44,8 +48,8 @@ struct block_place {
     int Sq;
     DEVICE int tiles() const { return last - first; }
 
-    /* Returns how many key tiles after this one are seen by the queries of query tile `tile`. (Query i sees keys i + lo
-     * to i + hi - 1.) */
+    /* Returns how many of the key tiles after this block's key tile the queries of query tile `tile` see. (Query i sees
+     * keys i + lo to i + hi - 1.) */
     template <class X> DEVICE int after(int tile) const
     {
         return min((tile * X::BM + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - j0 / X::BN;
@@ -69,9 +73,10 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
     return s;
 }
 
-/* Fills x for the tile of keys (or part of its work) that `at` names; at.head counts each part of a key/value head.
- * group: number of query heads of a part. x.first and x.last still cover the query tiles of all parts of these heads,
- * until take_part() is called. x is passed by reference, because the calling thread has few registers. */
+/* Fills x for the tile of keys (or part of its work) that `at` names. In at.head, each part of a key/value head counts
+ * as a head of its own. group: number of query heads of a part. This function sets x.first and x.last to the query
+ * tiles of all parts; take_part() then reduces them to those of one part. x is passed by reference, because the calling
+ * thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const key_parts &parts, int group, const head_tile &at)
 {
@@ -142,8 +147,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* If 64 queries of the tile lie past the end of the sequence, they have no lse and delta. The values of the last 64
-     * existing queries are loaded in their place, because these are finite; the scores are masked. */
+    /* If one of the tile's units of 64 queries lies past the end of the sequence, it has no lse and delta. The values
+     * of the sequence's last unit are loaded in its place, because these are finite; the scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -203,8 +208,9 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. For each two neighbouring P (`pair`), it
- * calls instead_of(pair, n), and uses the result in place of the pair. */
+/* Turns dP into dS = P (dP - delta) for queries FIRST to LAST - 1 of the tile. Two neighbouring P of the thread are a
+ * `pair`, and n is the number of the pair. For each pair, the result of instead_of(pair, n) is used in place of the two
+ * P. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -240,7 +246,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Recomputing rows whose results are not finite --------------------------------------------------------------- */
 
-/* Recomputes dK and dV of the 16 keys that warp n of a block has computed, one key after the other. */
+/* Recomputes dK and dV of 16 keys, one key after the other: the keys that warp n of a block has computed. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;
@@ -249,8 +255,8 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
 
 /* ---- Functions of the host --------------------------------------------------------------------------------------- */
 
-/* Return the number of tiles of keys (key_tiles_per_head), or of queries, of a head. In packed problems a few of these
- * tiles have no rows. */
+/* Return how many tiles of keys (key_tiles_per_head) or of queries (query_tiles_per_head) a head has. In packed
+ * problems a few of these tiles have no rows. */
 int64_t key_tiles_per_head(const attn_dims &d, int keys)
 {
     return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);

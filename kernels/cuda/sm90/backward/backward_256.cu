@@ -29,8 +29,8 @@ template <class X> struct shared_keys {
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    /* one pair of barriers for each warp of a consumer: the warp hands P to the warp with the same number of the other
-     * consumer */
+    /* one pair of barriers for each warp of a consumer: the warp hands P to the warp that has the same number in the
+     * other consumer */
     barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
@@ -95,7 +95,7 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    /* the newest tile of queries, and its query head, counted from the first head of this launch */
+    /* tile: the newest tile of queries. h: its query head, counted from the first query head of this launch. */
     int tile, h;
     ring<X::STAGES> at;         /* position of the newest tile of queries in the rings of Q and dO */
     ring<X::STAGES_P> handover; /* position in the ring of buffers through which one consumer passes P to the other */
@@ -405,7 +405,8 @@ int64_t query_blocks_of(const attn_dims &d)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: the number of tiles of dS for which two tiles of queries that share memory have room. */
+/* Returns kept_tiles::width. Two tiles of queries share memory for dS (see kept_tiles), and `width` is the number of
+ * tiles of dS for which this memory has room. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -425,19 +426,20 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* How a problem is divided. parts: the parts of a tile of keys. heads: how many groups of query heads have their dS in
- * memory at the same time (a group: the heads that one part sums over); 0: dS is not stored. The workspace of
- * begin_backward() is followed by dS, by flags (a byte for each warp of each block) and by the terms of dK and dV.
- * `flags` and `terms` are offsets in bytes from the beginning of dS, and `bytes` is the size of all three. */
+/* How a problem is divided. parts: the parts of a tile of keys. A group is the query heads that one part sums over.
+ * heads: the number of groups whose dS is in memory at the same time; 0: dS is not stored. In the workspace, the memory
+ * of begin_backward() comes first. Then come dS, flags (a byte for each warp of each block), and the terms of dK and
+ * dV. `flags` and `terms` are offsets in bytes from the beginning of dS. `bytes` is the size of dS, the flags and the
+ * terms together. */
 struct division {
     key_parts parts;
     int64_t heads, width;
     int64_t flags, terms, bytes;
 };
 
-/* Chooses how many groups of query heads have their dS in memory at the same time (x.heads), and sets x.flags, the
- * bytes of memory for dS. If dS of all query heads of a key/value head does not fit in memory, tiles of keys get parts,
- * or more parts. */
+/* Chooses x.heads, the number of groups of query heads whose dS is in memory at the same time. Sets x.flags to the
+ * bytes of memory for dS. Memory may have no room for dS of all query heads of a key/value head. Tiles of keys are then
+ * divided into parts, or into more parts than before. */
 void divide_heads(const cuda_chip *chip, const attn_plan *plan, division &x)
 {
     const attn_geometry &g = plan->geometry;
@@ -450,8 +452,8 @@ void divide_heads(const cuda_chip *chip, const attn_plan *plan, division &x)
         if (g.group % parts || tiles > fit / (g.group / parts)) continue;
         const int64_t heads = d.B * d.Hk * parts, part = tiles * (g.group / parts),
                       most = attn_min64(fit / part, heads), even = attn_tiles(heads, attn_tiles(heads, most));
-        /* If tiles of keys get more parts than x.parts has, these must not leave multiprocessors idle, and must not
-         * take much memory. */
+        /* More parts than x.parts has are allowed only if no multiprocessor stays idle, and if the terms of all parts
+         * take at most MOST_TERMS bytes. */
         if (parts > x.parts.heads &&
             (!may_have_parts(plan) || terms_bytes(plan, { parts, x.parts.log2_of_ranges }) > MOST_TERMS ||
              even * key_tiles_per_head(d, KEYS) < chip->multiprocessors))
@@ -473,7 +475,8 @@ division division_of(const cuda_chip *chip, const attn_plan *plan)
     division x = {};
     x.parts = { 1, 0 };
     divide_heads(chip, plan, x);
-    /* x.heads counts groups of query heads; a launch computes as many key/value heads */
+    /* If x.parts.heads is 1, a part sums over all query heads of a key/value head. Then x.heads (unless it is 0) is the
+     * number of key/value heads that one launch computes. */
     if (x.parts.heads == 1) x.parts = parts_of(x.heads ? x.heads : heads);
     if (x.parts.heads > 1) divide_heads(chip, plan, x);
     x.terms = (x.flags + (key_blocks_of(d) * x.parts.count() + query_blocks_of(d)) * 8 + 127) / 128 * 128;
@@ -504,10 +507,10 @@ plan plan_of(const backward_job &job)
     p.keys = tile_order_of(key_tiles_per_head(d, KEYS), part << parts.log2_of_ranges,
                            e.rows_q * group * (d.D + d.Dv) * 2, uneven);
     /* A section is a group of heads whose tiles of keys are claimed together. With many query heads per key/value head,
-     * a section would be one key/value head, and the last tiles of a causal mask would be long. So up to eight heads
-     * form a section, if Q and dO of one query head of each fit into the L2 cache. With 8 query heads per key/value
-     * head and 4096 positions, such sections take 0.77 to 0.81 times the time. With 4, they would be up to 2 % slower
-     * (H200, 2026-11-28). */
+     * a section would be only one key/value head. Under a causal mask, the tiles that blocks claim last would then take
+     * long. So up to eight heads form a section, if Q and dO of one query head of each fit into the L2 cache. With 8
+     * query heads per key/value head and 4096 positions, such sections take 0.77 to 0.81 times the time. With 4 query
+     * heads per key/value head, they would be up to 2 % slower (H200, 2026-11-28). */
     if (g.right < e.rows_k && g.left >= e.rows_q && group > 4 && p.keys.tiles > job.chip->multiprocessors)
         p.keys.section = (int)attn_max64(p.keys.section,
                                          attn_min64(L2_SHARE / attn_max64(e.rows_q * (d.D + d.Dv) * 2, 1), 8));

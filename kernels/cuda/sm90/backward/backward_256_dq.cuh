@@ -33,8 +33,8 @@ template <int D_, int DV_> struct shape {
 };
 
 /* A tile of dS in memory has 64 keys by 64 queries, with a row of 128 bytes per key, swizzled as by TMA (tma.cuh). The
- * n-th tile of queries of a head and the n-th from the end share memory for `width` tiles of dS, because under a causal
- * mask one sees few keys where the other sees many. */
+ * n-th tile of queries of a head and the n-th from the end share memory for `width` tiles of dS. They share it
+ * because, under a causal mask, one of these two tiles of queries sees few keys where the other one sees many. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* tiles of dS; NULL: dS is not stored, and dQ is computed from S and dP */
@@ -51,8 +51,9 @@ struct kept_tiles {
     }
 };
 
-/* Parameters of the kernels in this file, besides cuda_args. The heads are computed in `parts` parts, one part after
- * the other. Besides, a tile of keys may have parts (key_parts.cuh), each of which sums over `group` query heads. */
+/* Parameters of the kernels in this file; cuda_args has the others. The heads are computed in `parts` parts, one part
+ * after the other. A tile of keys may be divided into parts too (tile_parts, see key_parts.cuh), and each of these sums
+ * over `group` query heads. */
 struct plan {
     /* The orders in which blocks take tiles of keys (or parts of these tiles) and tiles of queries, within one part of
      * the heads. In packed problems some tiles have no rows. */

@@ -1,6 +1,7 @@
-/* backward_dq.cuh: computes dQ from the float32 sums that the kernel of backward_tiles.cuh has collected. Consumers of
- * blocks that find no more tiles of keys do this. Each warp claims units (32 or 64 queries of a head), and waits until
- * all tiles of keys of the head are done. The sums of a unit take 16 KB: four pieces of 16 queries by 64 channels. */
+/* backward_dq.cuh: computes dQ from the float32 sums that the kernel of backward_tiles.cuh has collected. When a block
+ * finds no more tiles of keys, its consumers do this. Each warp claims units (32 or 64 queries of a head). Before it
+ * reads the sums of a unit, it waits until all tiles of keys of the head are done. The sums of a unit take 16 KB: four
+ * pieces of 16 queries by 64 channels. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
 
@@ -21,7 +22,7 @@ template <typename T, class X> struct dq_writer {
     const plan &p;
     uint16_t *const staging; /* shared memory through which this warp writes dQ: 16 rows of 64 numbers */
     const int lane;
-    int known = -1; /* index in plan::done of the query heads that await_head() awaited last; -1: none */
+    int known = -1; /* index in plan::done of the group of heads for which await_head() has waited last; -1: none */
 
     DEVICE void run()
     {

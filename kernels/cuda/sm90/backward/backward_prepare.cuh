@@ -105,10 +105,11 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* after this barrier the warp may overwrite `products` with those of its next queries */
+        /* after this barrier the warp may overwrite `products` with the dot products of its next queries */
+        __syncwarp();
     }
 
-    /* Splits lse of these queries into two numbers, lse and rest (saved.rest), because some lse is huge. */
+    /* Splits lse of these queries into two numbers, lse and rest (saved.rest), because the lse of some rows is huge. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);

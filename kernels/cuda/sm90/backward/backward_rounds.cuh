@@ -1,6 +1,6 @@
 /* backward_rounds.cuh: parts of the kernel in backward_tiles.cuh: its shapes, its plan (parameters), its shared memory,
- * and the warps of the producer, which load tiles and send dQ. A round is one tile of queries of one of the heads that
- * share the block's keys. */
+ * and the warps of the producer, which load tiles and send dQ. Several query heads share the block's keys, and a round
+ * is one tile of queries of one of these heads. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -74,11 +74,13 @@ struct plan {
     /* [group of `group` query heads]: number of units (UNIT_ROWS queries of one head) whose delta and lse are
      * computed */
     uint32_t *prepared;
-    /* number of units (UNIT_ROWS queries of one head) of all heads, and of a group of `group` query heads */
+    /* number of units (UNIT_ROWS queries of one head): units: of all heads; units_of_head: of a group of `group` query
+     * heads */
     int units, units_of_head;
-    bool out_in_pieces; /* whether rows of `out`, like those of dO, can be read in pieces of 16 bytes */
-    /* [tile of 64 queries][consumer]: whether the sum of dQ has a term (its values: see struct sender); NULL: dQ is not
-     * wanted */
+    /* whether `out` has the dtype of dO, and its rows can be read in pieces of 16 bytes (rows of dO always can) */
+    bool out_in_pieces;
+    /* [tile of 64 queries][consumer]: whether the sum of dQ has a term yet or, with `deterministic`, how many (struct
+     * sender lists the values); NULL: dQ is not wanted */
     uint32_t *begun;
     /* [group of `group` query heads]: number of terms that have been added to dQ so far. Each tile of keys (or part of
      * it) adds two terms, one per consumer. */
@@ -167,8 +169,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p)
         /* rows `begin` to `end` - 1 include all query rows that FlashMask leaves visible */
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq);
 #pragma unroll
-        /* One of FlashMask's two intervals may reach the end of the range only after the other interval has shortened
-         * the range, so the loop tests both twice. */
+        /* FlashMask hides two intervals of rows. One of them may reach the end of the range only after the other one
+         * has shortened the range. The loop therefore tests both intervals twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -212,8 +214,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* A tile in which keep_mask hides all pairs is skipped, but not with `deterministic`: blocks then count
-                 * the additions of dQ to this tile of queries, so none may be left out. */
+                /* A tile in which keep_mask hides all pairs is skipped, but not with `deterministic`. With that option,
+                 * blocks count the additions of dQ to each tile of queries, so none may be left out. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -227,8 +229,8 @@ template <class X> struct round_walk {
 
 /* ---- The warps that load tiles and send dQ (producer) ------------------------------------------------------------ */
 
-/* Adds `terms` to the counter (plan::done) of the terms that have been added to dQ of x's query heads. It is also
- * called for tiles of keys without rows, because the counter must reach the number of all tiles. */
+/* plan::done counts the terms that have been added to dQ of x's query heads. This function adds `terms` to that
+ * counter. It is also called for tiles of keys without rows, because the counter must reach the number of all tiles. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t terms)
 {
     if (p.begun) add_release(p.done + x.head, terms);

@@ -46,8 +46,8 @@ template <typename T, class X, typename R> struct gradients {
     int tile;
     /* all queries of tiles free_first to free_last - 1 see all keys of this warpgroup */
     int free_first, free_last;
-    /* Operands of products. own_K, own_V: K and V of this warpgroup's keys. first_...: the operand in the first buffer
-     * of a ring. K_down: K in the product dQ = dS K, which sums over keys. */
+    /* Operands of products. own_K, own_V: K and V of this warpgroup's keys. Names with first_: the operand in the first
+     * buffer of a ring. K_down: K as it is used in the product dQ = dS K, which sums over keys. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
@@ -371,7 +371,8 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Replaces P of each dropped pair by -P. By the sign, the product dV uses 0 for such a pair, but dS uses P. */
+    /* Replaces P of each dropped pair by -P. Where P is negative, the product dV uses 0, and dS uses the absolute value
+     * of P. */
     DEVICE void drop_pairs(float (&P)[BM / 2], const uint32_t (&drawn)[BM / 64]) const
     {
 #pragma unroll
@@ -398,9 +399,9 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* Turns S into P where softcap is the only option. Of each two registers of S, one then holds two P, and the other
-     * one these P times the softcap's derivative, as 16-bit numbers. EDGE: some pairs are hidden. NEAR: all scores are
-     * so near 0 that tanh_near_0() can compute softcap. */
+    /* Turns S into P where softcap is the only option. Of each two registers of S, the first then holds two P, and the
+     * second holds the same P times the softcap's derivative. All four are 16-bit numbers. EDGE: some pairs are hidden.
+     * NEAR: all scores are so near 0 that tanh_near_0() can compute softcap. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
@@ -515,8 +516,8 @@ template <typename T, class X, typename R> struct gradients {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
     }
 
-    /* Issues dQ = dS K for the columns (with two units per tile of queries: for the rows) that this warpgroup computes.
-     * await_dS() must have returned. */
+    /* Issues this warpgroup's share of dQ = dS K. The share is half of the columns or, with two units per tile of
+     * queries, half of the rows. await_dS() must have returned. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
         multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),
@@ -723,8 +724,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* Sets rows of K and V past the end of the sequence to zero, also where this is not necessary (without harm).
-         * The exact condition would also read ends_of_keys, which ptxas would spill. */
+        /* Sets rows of K and V past the end of the sequence to zero. This is sometimes done without need, which is
+         * harmless: the exact condition would also read ends_of_keys, which ptxas would spill. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -763,7 +764,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.end_turns();
         bool finite = true;
         last_dQ([&] {
-            /* with options dV is stored after dQ is complete, because registers do not suffice for both at once */
+            /* If the problem has options, dV is stored only after dQ is complete: registers do not suffice for dQ and
+             * dV at the same time. */
             if (!X::OPTIONS) finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
@@ -809,8 +811,8 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* The next product dQ reads shared memory through which dK and dV have passed. Its result is not used, but
-             * the writes must be ordered before the product's reads. */
+            /* dK and dV have passed through shared memory that the next product dQ reads. The result of this product is
+             * not used, but its reads must come after the writes of dK and dV. */
             fence_proxy_async_shared();
         }
     }
@@ -850,7 +852,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        /* one arrival by the loader, two by the senders (the warps that send dQ), and one for all consumers */
+        /* A tile of keys is released by four arrivals: one by the loader, two by the senders (the warps that send dQ),
+         * and one for both consumers together. */
         init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);
@@ -877,7 +880,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
-        /* if tiles of keys have parts (key_parts.cuh), the kernel sum_parts recomputes these keys */
+        /* Recompute keys whose dK or dV is not finite. If tiles of keys have parts (key_parts.cuh), the kernel
+         * sum_parts does this instead. */
         if (p.tile_parts.count() == 1 && __any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite))
             repair_own_keys<X>(p, a);
     }
@@ -976,9 +980,10 @@ tile_order order_of(const backward_job &job)
     const int64_t fit = L2_SHARE / attn_max64(head_bytes, 1);
     tile_order x = tile_order_of(per_head_of(d), heads, head_bytes * group,
                                  bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
-    /* The blocks of a key/value head go through its query heads one after the other, so the L2 cache needs room for
-     * only one query head of each key/value head. A section may therefore have more heads, and under a causal mask the
-     * last tiles to be claimed are shorter. At head size 64 and with a window this is slower. */
+    /* The blocks of a key/value head go through its query heads one after the other. The L2 cache therefore needs room
+     * for only one query head of each key/value head. A section may therefore have more heads, and under a causal mask
+     * the tiles that are claimed last are then shorter. At head size 64 and with a window, larger sections are
+     * slower. */
     if (causal && !job.deterministic && backward_class(d) == 128 && heads * per_head_of(d) > job.chip->multiprocessors)
         x.section = (int)attn_max64(x.section, attn_min64(fit, 8));
     /* With `deterministic` and without a mask, blocks claim tiles of keys from all heads of a section in turn. With

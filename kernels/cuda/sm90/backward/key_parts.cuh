@@ -20,29 +20,33 @@
 
 namespace {
 
-/* How a tile of keys is divided into parts. Parts are numbered head by head: first come all ranges (of tiles of
- * queries) of the first query heads. */
+/* How a tile of keys is divided into parts. A part has some of the group's query heads and one range of the tiles of
+ * queries. Parts are numbered in this order: all ranges of the first query heads, then all ranges of the next query
+ * heads, and so on. */
 struct key_parts {
-    int heads;          /* number of parts into which the group's query heads are divided; it divides their number */
+    int heads;          /* number of parts, all of the same size, into which the group's query heads are divided */
     int log2_of_ranges; /* the tiles of queries are divided into 2^log2_of_ranges ranges */
     __host__ __device__ int count() const { return heads << log2_of_ranges; }
 };
 
-/* How much work the tiles of keys are. This decides the number of parts of a tile of keys. */
+/* The number of tiles of keys, and their work. By these, the number of parts of a tile of keys is chosen. */
 struct key_work {
-    int64_t tiles;     /* number of tiles of keys */
-    int64_t most, all; /* tiles of queries that see a tile of keys, per query head: the most, and the mean */
-    int64_t bytes;     /* bytes of the float32 terms of dK and dV of all keys, for one part */
-    int most_parts;    /* the largest number of parts whose terms fit in MOST_TERMS bytes */
+    int64_t tiles; /* number of tiles of keys */
+    /* number of tiles of queries of a query head that see a tile of keys: the largest (most), and the mean (all) */
+    int64_t most, all;
+    int64_t bytes;  /* bytes of the float32 terms of dK and dV of all keys, for one part */
+    int most_parts; /* the largest number of parts whose terms fit in MOST_TERMS bytes */
 };
 
 const int64_t MOST_TERMS = 512 << 20; /* the most bytes that a problem's terms of dK and dV may take */
 
-const double ROUND_US = 2;           /* time of a round (a tile of keys times a tile of queries), in microseconds */
-const double TILE_ROUNDS = 2;        /* time for the beginning and the end of a part, in rounds */
-const double SUM_US = 3;             /* time of the kernel sum_parts without reading, in microseconds */
+const double ROUND_US = 2;    /* time of a round (a tile of keys times a tile of queries), in microseconds */
+const double TILE_ROUNDS = 2; /* time for the beginning and the end of a part, in rounds */
+/* time of the kernel sum_parts in microseconds, apart from the time for reading terms */
+const double SUM_US = 3;
 const double SUM_BYTES_PER_US = 1e6; /* bytes that sum_parts reads per microsecond */
-const double LEAST_GAIN = 0.95;      /* another number of parts must take less than this share of the time */
+/* a larger number of parts is chosen only if its time is below this share of the least time so far */
+const double LEAST_GAIN = 0.95;
 
 /* Returns the expected time of the blocks of keys and of sum_parts, in microseconds. */
 double time_of_parts(const key_work &x, int64_t group, const key_parts &parts, int multiprocessors)
@@ -54,7 +58,7 @@ double time_of_parts(const key_work &x, int64_t group, const key_parts &parts, i
     return rounds * ROUND_US + (n > 1 ? SUM_US + n * (double)x.bytes / SUM_BYTES_PER_US : 0);
 }
 
-/* Returns the parts with which the blocks of keys are expected to take the least time. */
+/* Returns the division into parts with which the blocks of keys and sum_parts are expected to take the least time. */
 key_parts best_parts(const key_work &x, int64_t group, int multiprocessors)
 {
     key_parts best = { 1, 0 };
@@ -70,8 +74,8 @@ key_parts best_parts(const key_work &x, int64_t group, int multiprocessors)
     return best;
 }
 
-/* Returns whether tiles of keys may have parts. If only a part of a long problem is computed (attn_part_of()), they
- * have none, because a part must not need more memory than the whole problem. */
+/* Returns whether tiles of keys may have parts. If a long problem is computed piece by piece (attn_part_of()), its
+ * tiles of keys have none: a piece must not need more memory than the whole problem. */
 bool may_have_parts(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -130,8 +134,8 @@ struct parts_sum {
     saved s;
 };
 
-/* Makes the blocks of keys store their terms of dk and dv at `memory`, by changing these views in `a`. `sum` gets the
- * same views, from which sum_parts reads the terms. */
+/* Makes the blocks of keys store their terms of dk and dv at `memory`: replaces the views of dk and dv in `a` by views
+ * of the terms. `sum` gets the same views, from which sum_parts reads the terms. */
 void divide_keys(cuda_args &a, const key_parts &parts, float *memory, const saved &s, parts_sum &sum)
 {
     const attn_dims &d = a.g.dims;
@@ -181,8 +185,8 @@ template <typename T> DEVICE void store_eight(const attn_view &to, int64_t at, c
 
 enum { SUM_WARPS = 4 }; /* warps per block of sum_parts */
 
-/* Writes dk and dv: a warp adds up the terms of a key, eight columns per lane. `a` has the true views of dk and dv. A
- * key whose sums are not finite is recomputed. */
+/* Writes dk and dv: a warp adds up the terms of a key, eight columns per lane. `a` has the views of dk and dv
+ * themselves, not of their terms. A key whose sums are not finite is recomputed. */
 template <typename T>
 __global__ void __launch_bounds__(32 * SUM_WARPS)
     sum_parts(const __grid_constant__ cuda_args a, const __grid_constant__ parts_sum p)

@@ -66,8 +66,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
     /* number of tiles of keys after which O is added to sums in shared memory */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
-    /* The largest number of tiles of keys at the end of a work tile that some consumers see and others do not. The
-     * others skip these tiles. */
+    /* The most tiles of keys that a consumer skips at the end of a work tile's keys. Its rows see none of these keys,
+     * but rows of other consumers do. */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
     /* whether the wait for O += P V, and the rescaling of O, come in the middle of the next tile's softmax */
     static const bool EARLY = D == 128 && !WIDE;
@@ -105,7 +105,8 @@ enum { STOP = -1 }; /* value of work_tile::i0: there is no more work */
  * memory. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* [r]: for rows r and r + 8, their sums l (x, y), and the maxima that were subtracted from their scores (z, w) */
+    /* [r]: x and y: the sums l of rows r and r + 8; z and w: the maxima that were subtracted from the scores of rows r
+     * and r + 8 */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
@@ -219,8 +220,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Waits until tile j of V^T (the transpose of V) has been written, and loads it. `ready`: of the work tile's blocks
-     * of 128 keys, V^T of this block and of later ones is known to be written. */
+    /* Waits until tile j of V^T (the transpose of V) has been written, and loads it. `ready` is the number of a block
+     * of 128 keys: V^T of this block, and of the work tile's later blocks, is known to be written. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -306,8 +307,9 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Returns l of the sums in shared memory, for the thread's two rows, and sets `left`, the factors by which these
-     * sums must be multiplied before their use. Does nothing unless COUNTS is true (the product P V computes l). */
+    /* Returns l of the sums in shared memory, for the thread's two rows. Sets `left`, the factors by which these sums
+     * must be multiplied before their use. If COUNTS is false (the product P V does not compute l), returns 0 and sets
+     * nothing. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -440,8 +442,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Releases the buffer of K during the softmax. ptxas keeps the wait for O after this release. The condition is
-     * always true, because `sum` is never negative, but ptxas cannot know that. */
+    /* Releases the buffer of K during the softmax. ptxas does not move the wait for O to a place before this release.
+     * The condition is always true, because `sum` is never negative, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -473,7 +475,7 @@ template <class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* number of keys in the tile that is computed first, up to the last key that a row of this warpgroup sees */
+        /* number of keys of the tile that is computed first, up to the last key that this warpgroup's rows see */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);

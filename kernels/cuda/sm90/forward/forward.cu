@@ -16,7 +16,7 @@ struct shape_row {
     int least_Sk;
     /* [0]: bfloat16, [1]: float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
-    /* launches the sequences whose keys are split; set only if score_mods is true */
+    /* launches the forward of the sequences whose keys are split; set only if score_mods is true */
     cudaError_t (*launch_split[2])(const forward_job &);
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
@@ -30,8 +30,9 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
     return x;
 }
 
-/* A problem takes the first row that has at least the problem's head sizes, and that is meant for its kind of mask and
- * its number of keys. Which row computes a sequence never depends on other sequences. */
+/* A problem takes the first row of this table that suits it. Such a row has at least the problem's head sizes, and is
+ * meant for its kind of mask and its number of keys. Which row of the table a sequence takes never depends on other
+ * sequences. */
 /* clang-format off */
 const shape_row shapes[] = {
     /* D, Dv: largest head sizes of q and v; C: consumers; BN: keys per tile; stages: buffers of a ring
@@ -73,7 +74,8 @@ split_rule splits_of(const attn_plan *plan)
     const attn_problem *const p = plan->problem;
     if (!has_score_mods(p)) return plain_split_rule(plan);
     const shape_row &x = shape_of_options(plan->geometry.dims);
-    /* with ALiBi or FlashMask a work tile has rows of one head, because these may differ from head to head */
+    /* with ALiBi or FlashMask, a work tile has rows of one head, because slopes and masks may differ from head to
+     * head */
     return split_rule_of(plan, split_tile_of_shape(x.D, x.BN, !p->alibi_slopes.rank && !p->mask_startend_rows.rank));
 }
 

@@ -52,10 +52,11 @@ struct plan {
 /* The plan of a launch that computes sequences whose keys are split (splits.cuh). Other launches do not set the members
  * that this struct adds, except column_blocks in sm90/wide. */
 struct split_plan : plan {
-    bool in_turn;      /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
-    int most;          /* number of work tiles with the same rows: 1 with in_turn, otherwise the most splits */
+    bool in_turn; /* whether a work tile computes all splits of its rows; otherwise each split is a work tile */
+    /* number of work tiles with the same rows: 1 with in_turn, otherwise the largest number of splits */
+    int most;
     int shift;         /* row r of a work tile is query r >> shift of head r % 2^shift of a group */
-    int column_blocks; /* number of work tiles that share the columns of out */
+    int column_blocks; /* number of work tiles among which the columns of out are divided */
     float4 *sums; /* [slot][warp][4 numbers of O][lane]: sums of O; a slot belongs to a work tile or, with in_turn, to a
                    * block */
     /* `top` and l of the lane's two rows: (x, y) of the first row, (z, w) of the second one. The indices are
@@ -221,8 +222,8 @@ struct forward_job {
     char *memory;       /* scratch memory with the offsets `place` */
     char *split_memory; /* scratch memory of launch_splits(), if the keys of some sequences are split */
     layout place;
-    /* The rule by which the keys of some sequences are split. A launch for whole sequences skips those whose keys the
-     * rule splits. */
+    /* The rule by which the keys of some sequences are split. A launch for whole sequences skips every sequence whose
+     * keys this rule splits. */
     split_rule splits = NO_SPLITS;
 };
 

@@ -14,10 +14,10 @@ namespace {
 
 enum { SPLIT_BM = 128 }; /* number of rows of a work tile */
 
-/* Returns the work tiles for the rule that splits keys. The shapes have head sizes up to D, and BN keys per tile. A
- * key/value head gets at most 16 work tiles: with eight key/value heads, these nearly fill the 132 multiprocessors of
- * an H100. With 17, the last four work tiles would begin when the others end: 128 queries of 8 heads over 40960 keys
- * took 1.37 times as long (H200, 2026-11-28). */
+/* Returns what the rule that splits keys needs to know of the work tiles. The shapes have head sizes up to D, and BN
+ * keys per tile. A key/value head gets at most 16 work tiles: with eight key/value heads, these nearly fill the 132
+ * multiprocessors of an H100. With 17, the last four work tiles would begin when the others end: 128 queries of 8 heads
+ * over 40960 keys took 1.37 times as long (H200, 2026-11-28). */
 constexpr split_tile split_tile_of_shape(int D, int BN, bool packs)
 {
     return { SPLIT_BM, BN, D > 128 ? 512 : 1024, 16, packs };

@@ -53,25 +53,25 @@ struct shape {
                                    ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                        220 << 10;
     static const bool LOW_WORDS =
-        /* Whether the kernel keeps only the low words of operands' descriptors in registers. At other head sizes this
-         * is 1 to 4 % slower. */
+        /* Whether the kernel keeps only the low words of operands' descriptors in registers. At other head sizes than
+         * 128 and 192, the kernel would be 1 to 4 % slower with only the low words. */
         D == 128 || D == 192;
     /* whether the wait for the product O += P V comes after the softmax (see release_K_late()) */
     static const bool LATE_WAIT = D == 128 || D == 192;
-    /* If a warpgroup's rows see at most FEW_KEYS keys of the last tile of keys that they see, only the scores of these
-     * keys are computed. */
+    /* A warpgroup's rows may see only the first keys of a tile. If they see at most FEW_KEYS keys of the last tile that
+     * they see, only the scores of its first FEW_KEYS keys are computed. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* The argument IN_TURN of softmax_step(). 0: both rows' maxima are searched together. 1: the second row's search
      * waits for the first row's maximum. 2: it also waits for the first exponential. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    /* whether the softmax finds maxima by largest_by_bits() (integer comparisons); other shapes lack a register for
-     * it */
+    /* whether the softmax finds maxima by largest_by_bits() (integer comparisons); shapes for which this is false lack
+     * a register for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
     /* Whether the first product of the next work tile is issued right after the last one of the present work tile. It
      * then runs while the output is written. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
-    /* The largest number of tiles of keys at either end of a work tile that some consumers see and others do not. The
-     * others skip these tiles. */
+    /* The most tiles of keys that a consumer skips at either end of a work tile's keys. Its rows see none of these
+     * keys, but rows of other consumers do. */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
@@ -133,7 +133,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Returns the shift by which the rows of a work tile belong to queries: row r belongs to query r >> shift. */
+/* Returns the shift that gives the query of a row of a work tile: row r belongs to query r >> shift. */
 template <class X> DEVICE int shift_of(const plan_of<X> &p)
 {
     if constexpr (X::SPLITS) return p.shift;
@@ -271,8 +271,8 @@ template <class X> struct tile_loader {
         v.next();
     }
 
-    /* Loads Q where a work tile has rows of several heads. The rows of the tensor map are heads, and its heads are
-     * queries. */
+    /* Loads Q where a work tile has rows of several heads. The tensor map then has two axes of Q swapped: its rows are
+     * the heads of Q, and its heads are the queries. */
     DEVICE void load_Q_of_group(const split_plan &plan, int i0, int q_start, int h, int b)
     {
 #pragma unroll 1
@@ -294,8 +294,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The release of the work tile lets the block claim the next one. It comes when only the last tile of keys
-             * is left to load, and at once if the work tile has at most one tile of keys. */
+            /* The work tile is released when only its last tile of keys is left to load. If it has at most one tile of
+             * keys, it is released at once. The release lets the block claim the next work tile. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -894,9 +894,9 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Recomputes, one by one, the rows of work tiles that this warp has flagged, if they see a NaN or infinity. All flags
- * and plan::before have been written when STOP is published. The function is not inlined, so that the loop over keys
- * keeps its uniform registers. */
+/* Recomputes, one by one, rows that tensor cores cannot compute, in the work tiles that this warp has flagged. All
+ * flags and plan::before have been written when STOP is published. The function is not inlined, so that the loop over
+ * keys keeps its uniform registers. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
     /* number of channels per lane; a single maximum for all shapes would make ptxas spill registers in shapes with

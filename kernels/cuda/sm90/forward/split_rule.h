@@ -11,7 +11,7 @@
 
 /* What the split rule needs to know of a kernel's work tiles. */
 struct split_tile {
-    int BM, BN; /* rows and keys of a tile */
+    int BM, BN; /* rows of a work tile, and keys of a tile of keys */
     int least;  /* the least number of keys that a split may have */
     int most;   /* Splits should give a key/value head at most this number of work tiles. */
     bool packs; /* whether a work tile may have rows of several heads */
@@ -26,8 +26,8 @@ struct split_rule {
     /* the largest number of keys that the rows of a work tile see together; FAR if there is no limit on the left or on
      * the right */
     int window;
-    /* A work tile has the rows of 2^shift query heads; row r belongs to query r >> shift. per_tile: query heads of a
-     * group, divided by 2^shift. */
+    /* A work tile has the rows of 2^shift query heads; row r belongs to query r >> shift. per_tile: into how many sets
+     * of 2^shift heads the query heads of a group are divided. */
     int shift, per_tile;
 };
 
@@ -55,7 +55,8 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
 {
     const int count = split_count(r, Sq, Sk);
     if (count == 0) return 0;
-    /* a window that begins and ends within tiles touches up to two tiles more than its length fills */
+    /* a window may begin and end within a tile; it then touches up to two tiles more than the whole tiles that fit into
+     * its length */
     const int all = (Sk + r.BN - 1) / r.BN, seen = r.window < Sk ? r.window / r.BN + 2 : all;
     return ((seen < all ? seen : all) + count - 1) / count;
 }
@@ -64,10 +65,10 @@ ATTN_HD int split_length(const split_rule &r, int Sq, int Sk)
  * in device memory, so only the kernels know which sequences are split. */
 enum split_part : uint8_t { SPLITS_NONE, SPLITS_SOME, SPLITS_ALL };
 
-/* The functions of forward_split.cu, which computes problems without options whose head sizes are at most 256: the rule
- * that splits the keys of a problem, the bytes of workspace that split_launch() needs, and the launch. split_launch()
- * computes the sequences whose keys are split. In packed problems it skips sequences of at most chip->decode_rows rows.
- * `memory` is aligned to 128 bytes. */
+/* The functions of forward_split.cu, which computes problems without options and with head sizes up to 256.
+ * plain_split_rule() returns the rule that splits the keys of a problem, and plain_split_workspace() the bytes of
+ * workspace that split_launch() needs. split_launch() computes the sequences whose keys are split. In packed problems
+ * it skips sequences of at most chip->decode_rows rows. `memory` is aligned to 128 bytes. */
 split_rule plain_split_rule(const attn_plan *plan);
 size_t plain_split_workspace(const cuda_chip *chip, const attn_plan *plan);
 cudaError_t split_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory);

@@ -86,8 +86,8 @@ template <int N, class F> DEVICE void add_split(const float4 &before, F O_of, fl
     }
 }
 
-/* Stores a warp's sums of a split to memory, and adds the sums of earlier splits. Each thread reads only the sums that
- * it has written itself. */
+/* A warp's sums of splits in memory. store() writes the sums of a split, and add_before() adds the sums of earlier
+ * splits to those of the present split. Each thread reads only the sums that it has written itself. */
 template <int DV> struct split_sums {
     float4 *const O, *const rows;
     DEVICE split_sums(const split_plan &p, int warp, int lane)
@@ -206,7 +206,7 @@ DEVICE void merge_splits_of_rows(const split_plan &p, int column_blocks, bool ha
     const work_tile x = split_rows_of<BM, BN>(p, block / column_blocks);
     const int row = x.i0 + warp * 16;
     if (x.i0 == SKIP || row >= x.Sq) return;
-    /* the work tile of the first split, and the distance between the work tiles of splits */
+    /* number of the work tile of the first split, and the distance from one split's work tile to the next split's */
     const int first = block / column_blocks * p.most * column_blocks + block % column_blocks;
     const int64_t stride = column_blocks;
     const float4 *const sums = p.sums + (((int64_t)first * WARPS + warp) * (COLUMNS / 8) + chunk * (N / 4)) * 32 + lane,
@@ -328,8 +328,10 @@ struct split_layout {
     int64_t slots, of_row, sums, bytes;
 };
 
-/* Limits per multiprocessor up to which each split is a work tile: MANY splits, and MOST_TILES tiles of rows. The sums
- * of MANY splits per multiprocessor fit into the L2 cache. */
+/* Limits per multiprocessor, for problems that are not packed. With more splits than MANY, or more tiles of rows than
+ * MOST_TILES, a work tile computes all splits of its rows; otherwise each split is a work tile. If tiles of rows are at
+ * most half as many as multiprocessors, each split is a work tile in any case. The sums of MANY splits per
+ * multiprocessor fit into the L2 cache. */
 const int MANY = 6;
 const double MOST_TILES = 1.6;
 
@@ -382,7 +384,7 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan, const split
     const int64_t bytes = x.bytes;
     if (d.packed || !x.in_turn) return (size_t)bytes;
     /* device.cu may compute this problem in parts (some of its heads or queries), one after the other in the same
-     * workspace. In such a part each split may be a work tile, which needs more memory. */
+     * workspace. In such a part each split may be a work tile, and the sums of all splits then need more memory. */
     const int64_t count = split_count(r, (int)d.Sq, (int)d.Sk);
     x.tiles = attn_max64(chip->multiprocessors / 2 * count, (int64_t)MANY * chip->multiprocessors);
     x.slots = x.tiles * column_blocks;
@@ -390,7 +392,7 @@ size_t split_workspace(const cuda_chip *chip, const attn_plan *plan, const split
     return (size_t)attn_max64(bytes, x.bytes);
 }
 
-/* Sets the members of the plan p that have other values if keys are split. `memory`: scratch memory of y.bytes
+/* Sets the members of the plan p that differ from those of a plan without splits. `memory`: scratch memory of y.bytes
  * bytes. */
 void make_split_plan(const split_rule &r, const split_layout &y, char *memory, split_plan &p)
 {

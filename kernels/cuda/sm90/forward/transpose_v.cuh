@@ -64,8 +64,8 @@ struct unit {
     int keys, channels;
 };
 
-/* Memory of the warps that transpose V: a buffer for one of STEPS steps, and the descriptions of the present and the
- * next unit. */
+/* Memory of the warps that transpose V. A unit is transposed in STEPS steps. Each warp has a buffer for one step, and
+ * the descriptions of the present and the next unit. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];
@@ -167,7 +167,7 @@ template <int STEPS, class MEMORY> struct transposer {
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    opaque(v), opaque(w); /* otherwise the compiler would keep the sums in registers */
+                    opaque(v), opaque(w); /* without opaque(), the compiler would keep the sums in registers */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }
@@ -239,9 +239,9 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Functions for warps that read V^T --------------------------------------------------------------------------- */
 
-/* Waits until V^T of a key/value head is ready in the blocks of keys `wanted` to `ready` - 1. Returns the number of the
- * first of these blocks from which on all are ready, which is `ready` of the next call. All lanes of the warp must call
- * this. */
+/* Waits until V^T of a key/value head is ready in the blocks of keys `wanted` to `ready` - 1. Returns the lowest block
+ * from which on all blocks are now known to be ready; the next call must get this number as `ready`. All lanes of the
+ * warp must call this. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {

@@ -30,7 +30,8 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    /* for each key, `n` row numbers at which the mask begins or ceases to hide it; `group` query heads share them */
+    /* for each key, `n` row numbers at which the mask begins or ceases to hide the key; `group` query heads have the
+     * same row numbers */
     const int32_t *bounds;
     int64_t batch, head, row;
     /* [head][tile of keys]: the smallest and the largest of the tile's bounds */

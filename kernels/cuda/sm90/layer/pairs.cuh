@@ -29,8 +29,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* end_rows() gets this in place of a reference (see softmax.cuh). base() converts a row's largest score, which is m *
- * unit, to base 2, as in_base_2() does. */
+/* end_rows() gets an object of this type in place of a reference (see softmax.cuh). base() converts a row's largest
+ * score, which is m * unit, to base 2, as in_base_2() does. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -47,10 +47,11 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* The words of batch row b, head h and query i begin at index (b * batch + h * head + i * row) * tiles. A factor is
-     * 0 if all batch rows, heads or queries have the same bits. */
+    /* The words of batch row b, head h and query i begin at index (b * batch + h * head + i * row) * tiles. `batch` is
+     * 0 if all batch rows have the same bits; `head` and `row` are 0 if all heads or all queries have the same bits. */
     int64_t batch, head, row;
-    int rows, tiles; /* rows per head (1: the mask is the same for all rows), and tiles of keys */
+    /* rows: number of rows per head (1: the mask is the same for all rows); tiles: number of tiles of keys */
+    int rows, tiles;
 };
 enum tile_kind { SOME_SEEN = 1, SOME_HIDDEN = 2 };
 const int KIND_ROWS = 64;
@@ -86,7 +87,8 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
 }
 
 /* Returns keep_mask's bits of this lane's columns, for row i and a tile of keys. Of the columns 8 n to 8 n + 7 the lane
- * has two neighbours: bit 2 n + lane % 4 / 2 of x belongs to the left one, and the same bit of y to the right one. */
+ * has two neighbouring ones. Bit 2 n + lane % 4 / 2 of x belongs to the left column, and the same bit of y to the right
+ * column. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -141,7 +143,8 @@ __global__ void __launch_bounds__(128)
     for (int tile = blockIdx.x; tile < kept.tiles; tile += gridDim.x) {
         const int j = tile * BN + lane * 4;
         const bool mine = lane * 4 < BN && j < Sk;
-        uint32_t bytes[ROWS]; /* a word per row; all loads start before the first result is used */
+        /* a word per row; the loads of all rows start before the result of the first load is used */
+        uint32_t bytes[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             bytes[r] = 0x01010101;
@@ -190,10 +193,11 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* The words of batch row b and head h begin at index (b * batch + h * head) * keys * tiles. A factor is 0 if all
-     * batch rows or heads have the same bits. */
+    /* The words of batch row b and head h begin at index (b * batch + h * head) * keys * tiles. `batch` is 0 if all
+     * batch rows have the same bits, and `head` is 0 if all heads do. */
     int64_t batch, head;
-    /* keys per head, and tiles of queries per head (1: the mask is the same for all queries) */
+    /* keys: number of keys per head; tiles: number of tiles of queries per head (1: the mask is the same for all
+     * queries) */
     int keys, tiles;
 };
 
@@ -221,8 +225,8 @@ DEVICE const uint2 *column_words(const kept_columns &kept, int b, int h, int j, 
     return kept.words + ((b * kept.batch + h * kept.head) * kept.keys + j) * kept.tiles + (kept.tiles > 1 ? tile : 0);
 }
 
-/* Returns the tile_kinds, combined by OR, of keys [j0, j0 + KIND_KEYS) and `count` tiles of queries from tile number
- * `tile` on. j0 must be a multiple of KIND_KEYS. */
+/* Returns the OR of the tile_kinds of keys [j0, j0 + KIND_KEYS) with `count` tiles of queries, from tile number `tile`
+ * on. j0 must be a multiple of KIND_KEYS. */
 DEVICE int kinds_of(const kept_columns &kept, int b, int h, int j0, int tile, int count)
 {
     const int64_t head = b * kept.batch + h * kept.head, blocks = attn_tiles(kept.keys, KIND_KEYS);
@@ -242,8 +246,8 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 
 namespace {
 
-/* Converts a keep_mask to bits, ordered by key. The mask's bytes (0 or 1) of eight rows are added after row n is
- * shifted left by n bits, so that each byte of the sum has the eight bits of one key. */
+/* Converts a keep_mask to bits, ordered by key. The mask's bytes (0 or 1) of eight rows are added up, and the n-th of
+ * these rows is shifted left by n bits first. Each byte of the sum then has the eight bits of one key. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {
@@ -385,7 +389,7 @@ struct pair_dropout {
     float scale; /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* two key words for each of the 10 rounds of Philox4x32-10 */
-    int64_t first, batch; /* number of head h of batch row b in the random generator's counter: first + b * batch + h */
+    int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator's counter */
 };
 
 static inline pair_dropout pair_dropout_of(const cuda_args &a)

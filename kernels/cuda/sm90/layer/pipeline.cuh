@@ -74,10 +74,10 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
 /* Numbers of named barriers. Each is the first of a set that has one barrier per consumer warpgroup. */
 enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 
-/* The position of a thread in its block, which has C consumer warpgroups, and the barriers of the thread's
- * warpgroup. */
+/* The position of a thread in its block, and the barriers of the thread's warpgroup. The block has C consumer
+ * warpgroups. */
 template <int C> struct consumer {
-    int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number in the warpgroup */
+    int w, warp, lane; /* w: index of the warpgroup among the consumers; warp: index of the warp in its warpgroup */
     bool leader;       /* whether this thread arrives at barriers for its whole warpgroup */
 
     DEVICE explicit consumer(int w_)

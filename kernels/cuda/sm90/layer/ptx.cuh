@@ -360,8 +360,8 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* Calls the macro X for each number N of columns that a product may have. X gets N, the accumulators as text for the
- * instruction and as operands, the numbers of the operands that follow, and the arguments of WGMMA_N after X. */
+/* Calls the macro X for each number N of columns that a product may have. X gets N, the accumulators (first as text for
+ * the instruction, then as operands), the numbers of the next six operands, and the arguments of WGMMA_N after X. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \

@@ -11,7 +11,8 @@
 const int FAR = 1 << 29;           /* Lengths of sequences are below FAR, so a window of FAR keys hides no key. */
 const int64_t L2_SHARE = 32 << 20; /* bytes of the L2 cache (50 or 60 MB) that K and V may take */
 const int LEAST_BM = 128;          /* the smallest number of queries in a work tile of any shape */
-const int LAST_TILES = 264; /* short work tiles (with few keys) at the end of an ending_order: two per multiprocessor */
+/* number of short work tiles (with few keys) at the end of an ending_order: two for each of 132 multiprocessors */
+const int LAST_TILES = 264;
 
 /* ---- The order of work tiles ------------------------------------------------------------------------------------- */
 
@@ -149,16 +150,16 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
 }
 
 /* The part of a work tile that one consumer computes. Its 64 rows see all keys of tiles [free_first, free_last), and no
- * key of tile last_visible or of later tiles. few_keys: the rows see only the first FEW keys of tile last_visible - 1,
- * the last tile that they see. If the consumer has no rows or the work tile has no keys, last_visible is the work
- * tile's first tile of keys. */
+ * key of tile last_visible or of later tiles. Tile last_visible - 1 is the last tile that they see. few_keys is 1 if
+ * they see none of its keys but the first FEW, otherwise 0. If the consumer has no rows or the work tile has no keys,
+ * last_visible is the work tile's first tile of keys. */
 struct __align__(16) warpgroup_tile
 {
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns the keys that a consumer computes, whose 64 rows begin at row0. Sq: number of rows of the sequence. Row r
- * belongs to query r >> shift. FEW: see warpgroup_tile::few_keys. */
+/* Returns the part of a work tile that one consumer computes. The consumer's 64 rows begin at row0. Sq: number of rows
+ * of the sequence. Row r belongs to query r >> shift. FEW: see warpgroup_tile::few_keys. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last, int shift = 0)
 {

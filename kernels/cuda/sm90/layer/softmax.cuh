@@ -46,8 +46,8 @@ struct softmax {
 };
 
 /* Returns whether largest_by_bits(), which compares scores as integers, may find the next maxima of the thread's two
- * rows. It finds a maximum correctly only if it is >= 0. Each row's reference must therefore be so high that no
- * negative score can change it. The result never changes from true to false. */
+ * rows. It finds a maximum correctly only if the maximum is >= 0. Each row's reference must therefore be so high that
+ * no negative score can change the reference. The result never changes from true to false. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
@@ -81,7 +81,8 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             float least = fminf(x.m[0], x.m[1]);
             if (IN_TURN == 2) {
                 S[1] = exp2_fast(fmaf(S[1], factor[0], -base[0]));
-                /* adds 0 or NaN; fmaxf() ignores a NaN, so that only the dependency on S[1] has an effect */
+                /* The product S[1] * 0 is 0 or NaN, and fmaxf() ignores a NaN. So it has no effect except that `least`
+                 * depends on S[1]. */
                 least = fmaf(S[1], 0, least);
             }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
@@ -139,7 +140,8 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
-            /* S[0] times 0 adds 0 or NaN; fmaxf() ignores a NaN, so that only the dependency has an effect */
+            /* The product S[0] * 0 is 0 or NaN, and fmaxf() ignores a NaN. So it has no effect except that top[1]
+             * depends on S[0]. */
             else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1]));
             other = top[1];
             float &second = CHAINS == 2 ? other : top[1];

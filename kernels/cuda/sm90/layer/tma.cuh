@@ -47,8 +47,8 @@ static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, in
     return { data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, B, H, rows, columns, batch, head, row };
 }
 
-/* Returns whether TMA can load the tensor, and accesses of 16 bytes are aligned. `unit`: number of elements in 16
- * bytes. */
+/* Returns whether two things are true: TMA can load the tensor, and accesses of 16 bytes to its rows are aligned.
+ * `unit`: number of elements in 16 bytes. */
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))

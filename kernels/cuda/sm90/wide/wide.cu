@@ -37,7 +37,7 @@ const shape_row shapes[] = {
     row<12, 6, false>(MOST_COLUMN_BLOCKS),
     row<16, 8, false>(MOST_COLUMN_BLOCKS),
 };
-/* fewer shapes, because each takes some ten seconds to compile */
+/* the table has fewer shapes than `shapes`, because each takes some ten seconds to compile */
 const shape_row split_shapes[] = {
     row<6,  6, true>(1),
     row<8,  8, true>(1),
@@ -57,7 +57,8 @@ const shape_row &shape_of(const attn_dims &d, bool splits)
 split_rule splits_of(const attn_plan *plan)
 {
     const attn_problem *const p = plan->problem;
-    /* with ALiBi or FlashMask a work tile has rows of one head, because these may differ from head to head */
+    /* with ALiBi or FlashMask, a work tile has rows of one head, because slopes and masks may differ from head to
+     * head */
     return split_rule_of(plan, { BM, BN, 512, 33, !p->alibi_slopes.rank && !p->mask_startend_rows.rank });
 }
 

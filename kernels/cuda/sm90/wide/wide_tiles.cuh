@@ -60,8 +60,9 @@ template <int DC_, int DVC_, bool SCORE_MODS_, bool SPLITS_> struct wide_shape {
  * keys. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* of the thread's two rows: references, which were subtracted from scores (x, y), and rescale
-                       * factors (z, w) */
+    /* for the thread's two rows: the references, which were subtracted from scores (x and y), and the rescale factors
+     * (z and w) */
+    float4 rows[128];
 };
 
 struct wide_work {
@@ -113,8 +114,8 @@ struct wide_maps {
  * `out`. */
 struct wide_plan : split_plan {
     /* marks: a byte for each row, set if a later launch must recompute the row. found: a byte, set if there is such a
-     * row. (They are cuda_args::rows_later and rows_found.) NULL: there is no later launch, and plan::nonfinite has
-     * flags of such rows. */
+     * row. (They are cuda_args::rows_later and rows_found.) If `marks` is NULL, there is no later launch, and
+     * plan::nonfinite has flags of such rows. */
     uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
@@ -227,7 +228,8 @@ template <class X, int W> struct box_loader {
     {
         sleep_until_empty(sm.bars.Q, q);
         const int row = x.q_start + (x.i0 >> shift_of<X>(p)), b = p.cu_q ? 0 : x.b;
-        /* where keys are split, the rows of the tensor map are heads, and its heads are queries */
+        /* where keys are split, the tensor map has two axes of Q swapped: its rows are the heads of Q, and its heads
+         * are the queries */
         const tma_place from = X::SPLITS ? tma_place{ 0, x.h, row, b } : tma_place{ 0, row, x.h, b };
         load_tile<BM, X::DC, 64>(smem_addr(sm.Q), &maps.Q, from, smem_addr(&sm.bars.Q.full[0]));
         q.next();
@@ -360,8 +362,8 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Computes the scores of the next tile of keys. Meanwhile the previous product O += P V may still run; its V is
-     * released when it is complete. */
+    /* Computes the scores of the next tile of keys. Meanwhile the previous product O += P V may still run; when it is
+     * complete, the buffer of its last V is released. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
@@ -513,8 +515,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (j3 < 0) release_Q();
                 take(P, rescale);
                 multiply_values<false>(O, P, rescale, t, j0);
-                /* P of this consumer's own tile j1. It needs registers besides P of tile j0, which a running product
-                 * still reads. */
+                /* P of this consumer's own tile j1. It needs registers of its own, because a running product still
+                 * reads P of tile j0. */
                 uint32_t own[BN / 16][4];
                 exponentiate(own, S, rescale, t, walk, j1);
                 retire_values<0, false>(O);

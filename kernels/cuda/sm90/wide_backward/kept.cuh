@@ -134,7 +134,8 @@ DEVICE uint16_t *kept_at(const kept_plan &p, int head, int row, int first, int k
 /* ---- The pipeline of a block: shared memory and barriers --------------------------------------------------------- */
 
 /* A block's shared memory. FIRST and SECOND: number of elements of the first and of the second operand in a buffer.
- * WORK: the description of a piece of work, which the producer writes before it fills the first buffer for it. */
+ * WORK: the type that describes a piece of work. The producer writes the description before it fills the first buffer
+ * for this piece. */
 template <int FIRST, int SECOND, class WORK> struct kept_shared {
     struct alignas(1024) stage {
         uint16_t first[FIRST], second[SECOND];

@@ -30,7 +30,7 @@ struct product_work {
     int column0;
     int64_t mark; /* index of the first row in cuda_args::rows_later (dq) or keys_later (dk, dv) */
     bool empty;   /* whether no query or key contributes to the sum; consumers then get one buffer without operands */
-    int sums;     /* number of the float32 sums of this piece in kept_plan::sums */
+    int sums;     /* index of this piece's float32 sums in kept_plan::sums, counted in pieces of work */
 };
 
 template <int COLUMNS> using products_shared = kept_shared<ROWS * STEP, (COLUMNS + 63) / 64 * BLOCK, product_work>;
@@ -107,7 +107,7 @@ template <int COLUMNS> struct product_loader {
         }
     }
 
-    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: number of the product among the products
+    /* Loads the operands for dK or dV of a block of 128 keys of a head. `n`: index of the product among the products
      * for these keys; the products for dV come first. */
     DEVICE void load_keys(int head, int block, int n, int per_block)
     {
@@ -226,7 +226,7 @@ template <typename T, int COLUMNS> struct product_maker {
     {
     }
 
-    /* Issues the product of the operands in a buffer, and returns whether it is the last one of its piece of work.
+    /* Issues the product of the operands in a buffer. Returns whether this is the last buffer of its piece of work.
      * KEYWISE: the gradient's rows are keys, so P or dS is used M-major. */
     template <bool KEYWISE> DEVICE bool issue(float (&sums)[COLUMNS / 2])
     {

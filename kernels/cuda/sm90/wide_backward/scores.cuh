@@ -27,8 +27,8 @@ typedef kept_shared<ROWS * STEP, KEYS * STEP, score_work> scores_shared;
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { SCORES_PRODUCER = 40, SCORES_CONSUMER = 232 };
-/* LEAD: at the beginning, the right-hand consumer waits until the left-hand consumer has issued the products of so many
- * buffers */
+/* LEAD: a number of buffers. At the beginning, the right-hand consumer waits until the left-hand consumer has issued
+ * the products of LEAD buffers. */
 enum { LEAD = 3, LEAD_BARRIER = 1 };
 
 /* ---- The warpgroup that loads operands (producer) ---------------------------------------------------------------- */
@@ -231,9 +231,9 @@ template <typename T, score_form FORM> struct score_maker {
                        P[2 * n + 1] == 0 ? 0 : P[2 * n + 1] * derivative[2 * n + 1]);
     }
 
-    /* Applies dropout to P or dP of 64 keys (number c of the key tile's four groups): dropped pairs become 0, others
-     * are multiplied by the dropout scale. `kept` has the bits of draw() for these keys in its lower half or, for odd
-     * c, in its upper half. */
+    /* Applies dropout to P or dP of 64 keys: dropped pairs become 0, others are multiplied by the dropout scale. c says
+     * which of the key tile's four groups of 64 keys these are. `kept` has the bits of draw() for these keys in its
+     * lower half or, for odd c, in its upper half. */
     DEVICE void drop_pairs(float (&S)[STEP / 2], const uint32_t (&kept)[2], int c) const
     {
         const uint32_t mine[2] = { kept[0] >> c % 2 * 16, kept[1] >> c % 2 * 16 };

@@ -29,8 +29,8 @@ const int64_t KEPT_LIMIT = ATTN_KEPT_BYTES;
  * per row) is nonzero if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
-/* The numbers of columns of a gradient that one product may compute. A problem uses the smallest number that is enough
- * for D and Dv with as few products as possible. */
+/* The numbers of columns of a gradient that one product may compute. A problem uses the smallest number with which D
+ * and Dv columns take as few products as with MOST_COLUMNS. */
 constexpr int column_counts[] = { 64, 128, 160, 192, 224, 256 };
 enum { MOST_COLUMNS = 256 };
 
@@ -210,7 +210,7 @@ cudaError_t launch_kept(const cuda_chip *chip, cudaStream_t stream, const attn_p
     if (takes_step(chip, 0)) {
         cuda_args now = a;
         /* `own` is true if the caller has no array of marks for rows that a later launch must compute. No later launch
-         * can then compute the two numbers of a huge lse, so simple_delta() computes them. */
+         * then computes the two numbers of a huge lse, so simple_delta() computes them. */
         if (own) now.rows_later = nullptr;
         simple_delta(now, k.s, true, stream);
         if (by_tiles) code = forward_parts(chip, now, plan, stream);
