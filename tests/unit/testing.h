@@ -14,7 +14,7 @@
  *     limit * |truth|   + 2 * sensitivity   + noise
  * This rule is tested for the largest elements, and for the whole tensor, with |.| as the Frobenius norm. Rows of `out`
  * are also tested one by one, because in a causal problem the first rows are many times larger than the last rows.
- *   limit        the number in limits_of; it is higher where scores are so large that float32 cannot hold them better
+ *   limit        the number in limits_of, plus 2.4e-7 times the largest |score|, because float32 rounds large scores
  *   sensitivity  how much the truth itself changes when out and lse are rounded to the dtype before the backward, which
  *                no kernel can avoid
  *   noise        the error of sums whose terms cancel
