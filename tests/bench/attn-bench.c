@@ -52,7 +52,7 @@ struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse;
     /* Whether reading K and V takes most of the time. If so, the report shows GB/s, and calls alternate between several
-     * copies of K and V, which no cache can hold. */
+     * copies of K and V. All copies together do not fit into any cache. */
     bool reading;
     /* number of packed sequences, which have their own lengths instead of B, Sq and Sk; 0: not packed */
     int sequences;

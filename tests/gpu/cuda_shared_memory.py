@@ -81,7 +81,7 @@ class Memory:
         tensor = tensor.contiguous()
         torch.cuda.synchronize()
         cuda('cudaMemcpy', ctypes.c_void_p(self.at.value + offset), ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), ctypes.c_int(4))
-        # cudaMemcpy may return before a copy on the device has ended, and the server does not wait for this copy
+        # The server does not wait for this copy. cudaMemcpy may return before a copy on the device has ended.
         cuda('cudaDeviceSynchronize')
 
     def get(self, like, offset=0):

@@ -68,8 +68,9 @@ enum mask_kind {
 };
 
 /* The signs of scores. BELOW: all are negative. BELOW_ABOVE: those of the last keys are negative, and those of the
- * first keys positive. ABOVE_BELOW: the reverse. BY_ROW: rows alternate. Negative scores differ so much between keys
- * that e^x of the differences is far outside float32. */
+ * first keys positive. ABOVE_BELOW: those of the last keys are positive, and those of the first keys negative. BY_ROW:
+ * queries have only positive scores and only negative scores in turn. Except with BY_ROW, negative scores differ so
+ * much between keys that e^x of the differences is far outside float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -211,8 +212,8 @@ extern const struct limits limits_of[];
 /* Returns the largest absolute value of the tensor's finite elements. */
 double largest(const attn_tensor *t);
 /* Returns whether the results of `got` agree with the reference results `want`. If not, `why` becomes a sentence that
- * says where. `other` is NULL, or reference results computed after out and lse were rounded. The difference between
- * `want` and `other` shows how much rounding changes the results. */
+ * says where. `other` is NULL, or reference results that were computed with other rounding (of out and lse, or of v).
+ * The difference between `want` and `other` shows how much rounding changes the results. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
 /* Returns whether the run has left inputs, guard bytes, and the gaps between rows unchanged. `before` is a copy of the

@@ -698,7 +698,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
 }
 
 /* A client that has its answer may reuse its shared memory. So even after its deadline, a request is answered only when
- * the last byte is written there. */
+ * the last byte of its outputs is written to this memory. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
