@@ -17,11 +17,11 @@
  *
  * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run begins, the
  * inputs are in the device's memory, the workspace is allocated, and out and lse for a backward are computed. On a GPU
- * a run has as many calls as fill two milliseconds. With a single short call, the program would measure how fast the
- * host queues it. If reading K and V takes most of the time, calls alternate between several copies of K and V, so that
- * no cache holds them. Inputs are random, because equal numbers run faster on power-limited chips. The program fails if
- * an output is NaN after the last run. TFLOP/s counts only pairs of a query and a key that the query sees
- * (attn_flops()). */
+ * a run has as many calls as fill two milliseconds, but at most 500. With a single short call, the program would
+ * measure how fast the host queues it. If reading K and V takes most of the time, calls alternate between several
+ * copies of K and V, so that no cache holds them. Inputs are random, because equal numbers run faster on power-limited
+ * chips. The program fails if an output is NaN after the last run. TFLOP/s counts only pairs of a query and a key that
+ * the query sees (attn_flops()). */
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>

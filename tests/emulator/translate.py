@@ -58,8 +58,8 @@ def shared(path, text):
 
 
 def without_comments(text):
-    """Replaces each comment by a space and by the line breaks of the comment, so that lines keep their numbers. Comments
-    must go, because they may name what is translated, such as __shared__."""
+    """Replaces each comment by a space and by the line breaks of the comment, so that lines keep their numbers.
+    Comments must go, because they may name what is translated, such as __shared__."""
     def blank(match):
         return match[0] if match[0][0] in "\"'" else " " + "\n" * match[0].count("\n")
 

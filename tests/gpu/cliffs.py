@@ -42,8 +42,8 @@ OPTIONS = {
     'keep_mask of each head': ('--keep-mask 0.5 --each-head', 1, {FORWARD: (3.7, 2.75, 2.7), BACKWARD: (2.85, 2.2, 2.05)}),
 }
 # Gradients of options in a backward. name: (options of attn-bench; the same options without the gradient; bytes written
-# per pair of a query and a key; figures). A figure is a limit of a ratio: the time with the gradient divided by the time
-# without it. The figures are for head sizes up to 64, 128 and 256. They are 10 % above the ratios of an H200 on
+# per pair of a query and a key; figures). A figure is a limit of a ratio: the time with the gradient divided by the
+# time without it. The figures are for head sizes up to 64, 128 and 256. They are 10 % above the ratios of an H200 on
 # 2026-11-27.
 GRADIENTS = {
     'dbias': ('--bias --grads dbias', '--bias', 0, (3.35, 3.35, 2.75)),

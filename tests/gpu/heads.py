@@ -3,9 +3,9 @@
 Starts attnd once for each list of devices, and sends it the same forward and backward with tensors in system shared
 memory. The backward computes the forward too. Prints two times: that of the kernels (on the slowest device) and that of
 the request. Both are medians of --reps requests. Also prints how many times as long each of the two times is with the
-first list of devices. The exit status is 1 unless all answers have equal bits. If there are fewer key/value heads (--hk) than
-devices, the problem is cut by queries. dk and dv are then sums over the parts. They must have equal bits in all
-repetitions, and be near those of the first list of devices. BUILD holds attnd, and libraries in BUILD/lib. Needs
+first list of devices. The exit status is 1 unless all answers have equal bits. If there are fewer key/value heads
+(--hk) than devices, the problem is cut by queries. dk and dv are then sums over the parts. They must have equal bits in
+all repetitions, and be near those of the first list of devices. BUILD holds attnd, and libraries in BUILD/lib. Needs
 python3 with NumPy.
 
 Without a GPU the script can be tried on a fake backend:
@@ -146,8 +146,8 @@ def main():
                 added = SUMS if op == 'backward' and facts['backend'].endswith(' by queries') else ()
                 same = [n for n in RESULTS[op] if n not in added]
                 digest = tensors.digest(same)
-                # With some lists of devices, dk and dv are sums of parts. Their bits are compared only where they are no
-                # such sums. The set of results to compare therefore varies, so each result has its own digest.
+                # With some lists of devices, dk and dv are sums of parts. Their bits are compared only where they are
+                # no such sums. The set of results to compare therefore varies, so each result has its own digest.
                 equal &= len(seen) == 1 and all(digests.setdefault(n, tensors.digest([n])) == tensors.digest([n]) for n in same)
                 for n in SUMS if op == 'backward' else ():
                     far = distance(tensors.numbers(n), sums.setdefault(n, tensors.numbers(n)))

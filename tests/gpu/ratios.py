@@ -5,7 +5,8 @@
 A row of ROWS has two calls of attn-bench and a least ratio. The second call's time, divided by the first call's time,
 must be at least this ratio. Both calls run in turns as children of this program, so that the card's clock is nearly the
 same for both. Each time is the median of its turns. Only ratios can be compared with those of another day. The exit
-status is 1 if a row is below its ratio. Needs only a GPU and attn-bench built with CUDA. For packed lengths beside one length see attn-bench --sweep masks."""
+status is 1 if a row is below its ratio. Needs only a GPU and attn-bench built with CUDA. For packed lengths beside one
+length see attn-bench --sweep masks."""
 import argparse
 import json
 import os

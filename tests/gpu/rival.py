@@ -31,8 +31,8 @@ milliseconds, between two events of the device, and the time is the median over 
 PyTorch's are contiguous [B, H, S, D]. Where reading K and V takes most of the time (decode), calls use several copies
 of K and V in turn. A rival that refuses a shape shows as '-'.
 
-The table shows TFLOP/s (for decode: GB/s of K and V). The last column is the fastest rival's time divided by
-attnd's time; above 1, attnd is faster. The exit status is 1 if attnd is slower in some cell."""
+The table shows TFLOP/s (for decode: GB/s of K and V). The last column is the fastest rival's time divided by attnd's
+time; above 1, attnd is faster. The exit status is 1 if attnd is slower in some cell."""
 import argparse
 import itertools
 import json

@@ -10,8 +10,8 @@
 # the GPU busy. racecheck takes tens of times as long as the program alone, so each check has a time limit of
 # ATTN_SANITIZE_SECONDS (default 600). A check without its summary by then counts as failed. ATTN_SANITIZE_TOOLS chooses
 # tools (memcheck initcheck racecheck), and ATTN_CUDA_FAMILY chooses kernels. racecheck does not know which accesses the
-# mbarriers of sm90 order. It therefore reports hazards there that are none (kernels/README.md). The script builds nothing. Without a GPU or
-# compute-sanitizer it runs nothing and says so.
+# mbarriers of sm90 order. It therefore reports hazards there that are none (kernels/README.md). The script builds
+# nothing. Without a GPU or compute-sanitizer it runs nothing and says so.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}

@@ -6,8 +6,8 @@
                                                open. Then a client with a token sends requests; prints how long it waits
 
 Each of the two starts a server of its own (--binary build/attnd). Resident memory is VmRSS of /proc, and its peak is
-VmHWM. For `bodies`
-the expected bound is --staging-bytes, plus what the server counts for each connection (attnd_connection_bytes)."""
+VmHWM. For `bodies` the expected bound is --staging-bytes, plus what the server counts for each connection
+(attnd_connection_bytes)."""
 import argparse
 import json
 import os
