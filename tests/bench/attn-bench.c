@@ -17,11 +17,11 @@
  *
  * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run begins, the
  * inputs are in the device's memory, the workspace is allocated, and out and lse for a backward are computed. On a GPU
- * a run has as many calls as fill two milliseconds. With a single short call, the program would measure how fast the
- * host queues it. If reading K and V takes most of the time, calls alternate between several copies of K and V, so that
- * no cache holds them. Inputs are random, because equal numbers run faster on power-limited chips. The program fails if
- * an output is NaN after the last run. TFLOP/s counts only pairs of a query and a key that the query sees
- * (attn_flops()). */
+ * a run has as many calls as fill two milliseconds, but at most 500. With a single short call, the program would
+ * measure how fast the host queues it. If reading K and V takes most of the time, calls alternate between several
+ * copies of K and V, so that no cache holds them. Inputs are random, because equal numbers run faster on power-limited
+ * chips. The program fails if an output is NaN after the last run. TFLOP/s counts only pairs of a query and a key that
+ * the query sees (attn_flops()). */
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>
@@ -38,8 +38,9 @@
 
 enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOST_SEQUENCES = 256 };
 
-/* A timed run on a GPU lasts at least RUN_MS milliseconds. K, V and their copies together have at least COPIES_BYTES,
- * which is more than a GPU's cache holds. */
+/* A timed run on a GPU has as many calls as take RUN_MS milliseconds, but at most 500. If calls alternate between
+ * copies of K and V, there are enough copies (at most MOST_COPIES) to fill COPIES_BYTES bytes. A GPU's cache holds
+ * fewer bytes. */
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
@@ -51,7 +52,7 @@ struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse;
     /* Whether reading K and V takes most of the time. If so, the report shows GB/s, and calls alternate between several
-     * copies of K and V, which no cache can hold. */
+     * copies of K and V. All copies together do not fit into any cache. */
     bool reading;
     /* number of packed sequences, which have their own lengths instead of B, Sq and Sk; 0: not packed */
     int sequences;
@@ -562,8 +563,8 @@ static void sweep_paper(struct machine *m, const struct options *given)
                 }
 }
 
-/* Times one query, and a few queries, over many keys. On a device that shares the host's memory, the largest sizes are
- * left out. */
+/* Times problems with one query, and with a few queries, over many keys. A device that shares the host's memory does
+ * not run the largest of these problems. */
 static void sweep_decode(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -728,7 +729,7 @@ static char *make_body(int64_t keys, size_t *length)
 
 static void time_codec(const struct options *o)
 {
-    /* The first size fits into a core's cache, and the second does not. */
+    /* numbers of bytes to encode and decode: the first fit into a core's cache, and the second do not */
     const size_t sizes[] = { 96 * 1024, 24 * 1024 * 1024 };
     double seconds[CODEC_REPS];
     if (!o->json) printf("%-14s  %-8s  %10s  %10s  %8s\n", "what", "variant", "text", "ms", "GB/s");

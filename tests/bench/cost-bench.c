@@ -43,7 +43,7 @@ static const struct problem {
     const char *name;
     attn_op op;
     attn_dtype dtype;
-    /* Hk = 0 means as many heads of k and v as of q; Sk = 0 means as many keys as queries */
+    /* Hk: number of heads of k and v; 0: as many as q has. Sk: number of keys; 0: as many as there are queries. */
     int64_t B, H, Hk, Sq, Sk, D;
     unsigned with;
     double scale, softcap, dropout;

@@ -3,11 +3,11 @@
     python tests/bench/rival_torch.py                      # any Python with torch; build/attn-bench must be built
     python tests/bench/rival_torch.py --repeats 5 --threads 2 --json
 
-The sixteen cells are forward and backward, float32 and bfloat16, head sizes 64 and 128, causal and not; B=1, H=8,
-S=2048 by default. Each repeat times both programs in turn in every cell, so that other load of the machine affects both
-alike. One timing is the median of --reps warm runs, and the table shows the median over the repeats. Inputs are N(0,
-1), in the layout that each program prefers (PyTorch: [B, H, S, D]). The exit status is 1 if PyTorch is faster in any
-cell."""
+A cell is a problem to time. There are sixteen: each of forward and backward, with each of float32 and bfloat16, each of
+the head sizes 64 and 128, and each with and without a causal mask. By default B=1, H=8, S=2048. A repeat goes through
+all cells, and in each cell times first attnd and then PyTorch. Other load of the machine therefore affects both alike.
+One timing is the median of --reps warm runs, and the table shows the median over the repeats. Inputs are N(0, 1), in
+the layout that each program prefers (PyTorch: [B, H, S, D]). The exit status is 1 if PyTorch is faster in any cell."""
 import argparse
 import json
 import os

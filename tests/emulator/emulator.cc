@@ -65,7 +65,8 @@ struct static_place {
     char *memory;
 };
 
-/* One of the RESIDENT thread blocks that run at the same time, or room for one. */
+/* The state of a thread block if `running` is true, and otherwise room for a thread block. Up to RESIDENT thread blocks
+ * run at the same time. */
 struct block {
     bool running;
     int64_t number;
@@ -75,8 +76,8 @@ struct block {
     warp_state warps[WARPS];
     team groups[GROUPS], all;
     named_barrier barriers[BARRIERS];
-    /* what each thread passes to a collective (an instruction that all threads execute together) of its warp, its
-     * warpgroup and its thread block */
+    /* A thread belongs to three teams: its warp, its warpgroup and its thread block. For each of the three: what each
+     * thread passes to a collective (an instruction that all threads of a team execute together). */
     void *brought[3][THREADS];
     char *stacks[THREADS];
     copies queues[THREADS];
@@ -116,7 +117,7 @@ void *launch_failed_at[5]; /* in run() */
 uint64_t state;
 uint64_t starved;       /* one bit per starved warp; a starved warp runs only when no other warp can */
 uint32_t starved_lanes; /* the lanes of a starved warp that run only when no other lane can */
-int starved_for;        /* number of scheduling decisions before other warps may be starved */
+int starved_for;        /* number of scheduling decisions until the starved warps are drawn anew */
 /* number of collectives (instructions of a whole warp) that the running warp may still execute before another warp gets
  * its turn */
 int burst;
@@ -172,7 +173,7 @@ asm(".text\n"
     "mov %rsp, (%rdi)\n"
     "mov %rsi, %rsp\n"
     "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n"
-    /* a jump instead of ret, because the processor would predict wrongly where ret returns to */
+    /* A jump ends the function. With ret, the processor would predict wrongly where the function returns to. */
     "pop %rcx\n jmp *%rcx\n"
     ".size emu_switch, .-emu_switch\n");
 
@@ -215,8 +216,8 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("an access to address %p, which is nobody's", info->si_addr);
 }
 
-/* A launcher (a host function that starts kernels) calls this function before it computes rows a second time, one by
- * one, because their results are not finite. The call fails if ATTN_EMULATOR_REPAIRS is "none". */
+/* If results of rows are not finite, a launcher (a host function that starts kernels) computes these rows a second
+ * time, one by one. It calls this function first. The call fails if ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins()
 {
     const char *allowed = getenv("ATTN_EMULATOR_REPAIRS");
@@ -338,8 +339,8 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* If only starved threads (which run when no other thread can) are ready, a pending copy or product is done
-         * first in seven cases of eight. */
+        /* If only starved threads (which run when no other thread can) are ready, the scheduler first carries out a
+         * pending copy or product. It does so in seven cases of eight. */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;

@@ -62,8 +62,8 @@ struct team {
     int size, live, arrived;
     unsigned round;
     const char *name;
-    /* One pointer for each thread. It points to the `mine` that the thread passed to the collective (an instruction
-     * that all threads execute together). */
+    /* For each thread of the team, a pointer to the `mine` that the thread passed to the collective (an instruction
+     * that all threads of the team execute together). */
     void **brought;
 };
 
@@ -137,7 +137,8 @@ team &block_team();
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
 /* Waits for the instruction `name`, which all threads of the team (such as a warp) execute together. The function may
- * return before the instruction is complete, so the caller must check this, and wait again. */
+ * return before the instruction is complete. The caller must therefore check whether it is complete, and wait again if
+ * it is not. */
 void await(team &t, const char *name);
 void release(team &t);
 
@@ -186,16 +187,16 @@ void yield(); /* lets other fibers (CUDA threads) run */
 
 /* ---- Global and shared memory, and checks of their use ----------------------------------------------------------- */
 
-/* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. A host pointer to it equals the
- * 32-bit address modulo 1024. */
+/* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. A byte of it has a 32-bit address and
+ * a host pointer, which leave the same remainder when divided by 1024. */
 enum : uint32_t { SHARED_BEGIN = 0x400 };
 uint32_t shared_address(const void *pointer);
 uint32_t shared_bytes();
 /* Returns the host pointer for an address in shared memory. Fails unless all bytes lie in the thread block's shared
  * memory and the address is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
-/* A launcher (a host function that starts kernels) calls this function before it computes rows a second time, one by
- * one, because their results are not finite. The call fails if ATTN_EMULATOR_REPAIRS is "none". */
+/* If results of rows are not finite, a launcher (a host function that starts kernels) computes these rows a second
+ * time, one by one. It calls this function first. The call fails if ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
 /* Fails unless all `bytes` bytes of global memory at `pointer` lie in one allocation of the device. */
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);

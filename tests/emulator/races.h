@@ -47,7 +47,8 @@ struct race_watch {
 void watch_begin(race_watch &w);
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
 /* Records that the warps in `warps` have passed a barrier. An epoch is the number of barriers that a warp has passed.
- * `arrived` says for each warp up to which epoch its accesses are now ordered before all later accesses of `warps`. */
+ * `arrived` has an epoch for each warp. The warp's accesses up to that epoch are now ordered before all later accesses
+ * of the warps in `warps`. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* Records that the warp has arrived at a barrier and goes on without waiting (bar.arrive). */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);

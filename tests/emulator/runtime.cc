@@ -2,8 +2,9 @@
  * streams are always idle.
  *
  * The device describes itself as an H200, with two exceptions. Its compute capability is that of the build
- * (EMULATED_ARCH). Its number of multiprocessors is one to six, drawn from the seed. The results of a grid of one block
- * per multiprocessor must not depend on this number. */
+ * (EMULATED_ARCH). Its number of multiprocessors is a random number from one to six, which depends on the seed. A
+ * kernel may run with one block per multiprocessor, and its results must not depend on the number of
+ * multiprocessors. */
 #include <cuda.h>
 
 #include "emulator.h"

@@ -105,7 +105,7 @@ struct copy {
     int at[5];
     barrier *bar; /* the mbarrier that a load completes */
     int thread;
-    int64_t group; /* for a copy to global memory: the number of the bulk group of its thread to which it belongs */
+    int64_t group; /* for a copy to global memory: the number of its bulk group; each thread numbers its own groups */
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
@@ -161,8 +161,8 @@ struct warpgroup {
     int64_t base = 0;
     int64_t done = 0;   /* log entries before this number have been carried out */
     int64_t groups = 0; /* number of commits among the log entries that have been carried out */
-    /* Eager products are computed warp by warp. For each warp: its rows of all products before the log entry of this
-     * number are computed. */
+    /* Eager products are computed warp by warp. For each warp, the number of a log entry: the warp's rows of all
+     * products before that entry are computed. */
     int64_t rows_done[4] = {};
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
@@ -757,8 +757,8 @@ void engine::carry_out(warpgroup &g)
     ready(g, true); /* skips the log entries of other instructions, up to the next product */
 }
 
-/* Computes warp w's rows of the eager products (products computed warp by warp) before entry `until`, which warp w has
- * issued. Stops where rows of an earlier product are missing. */
+/* Computes warp w's rows of the eager products (products computed warp by warp) before log entry `until`. Warp w must
+ * have issued all these products. Stops where rows of an earlier product are missing. */
 void engine::carry_out_early(warpgroup &g, int w, int64_t until)
 {
     int64_t &n = g.rows_done[w];

@@ -1,8 +1,9 @@
-"""translate.py TO [FILE...]: kernels/cuda in C++ that a host's compiler reads, as a tree TO/kernels/cuda,
-and each FILE as TO/FILE.
+"""translate.py TO [FILE...]: translates kernels/cuda to C++ that a host's compiler reads. Writes the result as a tree
+TO/kernels/cuda, and each translated FILE as TO/FILE.
 
-A file that exists in tests/emulator/kernels/cuda is taken from there instead. The constructs below are no C++ and are
-rewritten; all other lines stay as they are. #line makes the compiler's messages name the real file:
+If tests/emulator/kernels/cuda has a file of the same name, that file replaces the one of kernels/cuda. #line makes the
+compiler's messages name the real file. Comments are removed. The constructs below are no C++ and are rewritten; all
+other code stays as it is:
 
     name<A, B><<<grid, block, shared, stream>>>(args)   ->   emu::launch("name<A, B>", __PRETTY_FUNCTION__, name<A, B>, grid, block, ...)(args)
     cudaLaunchKernelEx(&config, name<A>, args)          ->   emu::launch_ex("name<A>", __PRETTY_FUNCTION__, &config, name<A>, args)
@@ -57,8 +58,8 @@ def shared(path, text):
 
 
 def without_comments(text):
-    """Comments may name what is translated, such as __shared__. Each becomes a space and its line breaks, so that lines
-    keep their numbers."""
+    """Replaces each comment by a space and by the line breaks of the comment, so that lines keep their numbers.
+    Comments must go, because they may name what is translated, such as __shared__."""
     def blank(match):
         return match[0] if match[0][0] in "\"'" else " " + "\n" * match[0].count("\n")
 

@@ -304,8 +304,8 @@ template <int D> struct shared_sums {
     alignas(8) uint64_t full;
 };
 
-/* Tests sums in global memory: adds dS K + more to `sums` twice. dS_transposed has one row per key, and `more` one
- * number per query (64 of each). */
+/* Tests sums in global memory: adds dS K + more to `sums` twice. There are 64 queries and 64 keys. dS_transposed has
+ * one row per key, and `more` has one number per query. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
     add_sums(const float *dS_transposed, const __grid_constant__ CUtensorMap map_K, const float *more, float *sums)
@@ -511,7 +511,8 @@ ATTN_HD bool sees(int w, int tile)
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Each consumer warpgroup adds up the products of its rows of A with the transposed tiles for which sees() is true. */
+/* Each consumer warpgroup multiplies its rows of A by each transposed tile for which sees() is true, and adds up these
+ * products. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,

@@ -45,7 +45,7 @@ inline void finish(const char *what)
 
 struct outcome {
     size_t count = 0, wrong = 0, first = 0;
-    double got = 0, expected = 0; /* values of the first element that differs */
+    double got = 0, expected = 0; /* the two values of the first element that differs */
 };
 
 /* The array `off` has the allowed difference of each element, or is empty if none is allowed. NaN differs from

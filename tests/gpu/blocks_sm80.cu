@@ -108,8 +108,8 @@ enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* The argument `h` is always 0. It is not a constant because of an error of nvcc 13.0: if all other terms of an address
- * are 0, nvcc drops the thread's own offset. */
+/* The argument `h` is always 0. A constant 0 in its place would meet an error of nvcc 13.0: if all other terms of an
+ * address are 0, nvcc drops the thread's own offset. */
 /* With ANYWHERE, tiles begin 16 bytes after a multiple of 128 bytes. They are read by functions that accept any
  * multiple of 16 bytes. */
 template <typename T, int D, bool ANYWHERE>

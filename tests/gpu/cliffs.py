@@ -1,17 +1,18 @@
-"""Finds options that the kernels with tensor cores do not compute, or compute too slowly. Times every option, and every
-two options together, and the same problem without them.
+"""Finds options that the kernels with tensor cores do not compute, or compute too slowly. Times a problem with each
+option, and the same problem without it. With --pairs, also times two options together, for most pairs of options.
 
     python3 tests/gpu/cliffs.py [--bench build/attn-bench] [--ops forward backward] [--head-sizes 64 128] [--pairs]
     [--json]
 
-A problem's time over the time without the option must be at most the option's figure in OPTIONS. For two options it
-must be at most the product of their figures. The gradient of an option has a figure in GRADIENTS, for the time over
-that of the backward without this gradient. An option or gradient that reads or writes a tensor of all pairs of a query
-and a key may also take SLACK times as long as copying this tensor. The two calls run in turns as children of this
-program, so that the card's clock is nearly the same for both. Each time is the median of its turns. Only ratios can be
-compared with those of another day. The exit status is 1 if a figure is exceeded, or if an option changes the family of
-kernels. Only above head size 128 may a backward with an option run on `sm90_wide`, and without it on `sm90`. Needs only
-a GPU and attn-bench built with CUDA."""
+The time with an option, divided by the time without it, must be at most the option's figure in OPTIONS. For two options
+this ratio must be at most the product of their figures. The gradient of an option has a figure in GRADIENTS. It limits
+the time of the backward with this gradient, divided by the time of the backward without it. Some options and gradients
+read or write a tensor with an element for each pair of a query and a key. They may always take SLACK times as long as
+moving the bytes of this tensor at READ_BYTES_PER_MS. The two calls run in turns as children of this program, so that
+the card's clock is nearly the same for both. Each time is the median of its turns. Only ratios can be compared with
+those of another day. The exit status is 1 if a figure is exceeded, or if an option changes the family of kernels. Only
+above head size 128 may a backward with an option run on `sm90_wide`, and without it on `sm90`. Needs only a GPU and
+attn-bench built with CUDA."""
 import argparse
 import itertools
 import json
@@ -21,9 +22,10 @@ import sys
 
 from rival import ROOT, attn_bench, has_gpu
 
-# name: (options of attn-bench; bytes read per pair of a query and a key; {operation: figures}). A figure is the largest
-# allowed time over the time without the option, for head sizes up to 64, 128 and 256. The figures are 10 % above what
-# an H100 took on 2026-11-27. Those of head size 256 in a backward are 10 % above what an H200 took on 2026-11-28.
+# name: (options of attn-bench; bytes read per pair of a query and a key; {operation: figures}). A figure is a limit
+# of a ratio: the time with the option divided by the time without it. The figures are for head sizes up to 64, 128 and
+# 256. They are 10 % above the ratios of an H100 on 2026-11-27. Those of head size 256 in a backward are 10 % above the
+# ratios of an H200 on 2026-11-28.
 FORWARD, BACKWARD = 'forward', 'backward'
 OPTIONS = {
     'causal': ('--causal', 0, {FORWARD: (0.62, 0.62, 0.62), BACKWARD: (0.66, 0.63, 0.63)}),
@@ -40,8 +42,9 @@ OPTIONS = {
     'keep_mask of each head': ('--keep-mask 0.5 --each-head', 1, {FORWARD: (3.7, 2.75, 2.7), BACKWARD: (2.85, 2.2, 2.05)}),
 }
 # Gradients of options in a backward. name: (options of attn-bench; the same options without the gradient; bytes written
-# per pair of a query and a key; figures). A figure is the largest allowed time over the time without the gradient, for
-# head sizes up to 64, 128 and 256. The figures are 10 % above what an H200 took on 2026-11-27.
+# per pair of a query and a key; figures). A figure is a limit of a ratio: the time with the gradient divided by the
+# time without it. The figures are for head sizes up to 64, 128 and 256. They are 10 % above the ratios of an H200 on
+# 2026-11-27.
 GRADIENTS = {
     'dbias': ('--bias --grads dbias', '--bias', 0, (3.35, 3.35, 2.75)),
     'dbias of each head': ('--bias --bias-dtype bfloat16 --each-head --grads dbias', '--bias --bias-dtype bfloat16 --each-head', 8, (None, 3.2, None)),

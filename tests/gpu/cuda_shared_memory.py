@@ -81,7 +81,7 @@ class Memory:
         tensor = tensor.contiguous()
         torch.cuda.synchronize()
         cuda('cudaMemcpy', ctypes.c_void_p(self.at.value + offset), ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), ctypes.c_int(4))
-        # cudaMemcpy may return before a copy on the device has ended, and the server does not wait for this copy
+        # The server does not wait for this copy. cudaMemcpy may return before a copy on the device has ended.
         cuda('cudaDeviceSynchronize')
 
     def get(self, like, offset=0):
@@ -224,7 +224,8 @@ def main():
             check(f'{name}: out at offset {3 * size + 4 * gap}', answer[0] == 200 and off < 0.02, (answer[0], off, error(answer)))
             if answer[0] == 200:
                 parameters[gap] = json.loads(answer[1])['parameters']
-        # Measures requests that are sent without pauses over one connection, once all outputs are right.
+        # All outputs of this shape were checked above. Now measures requests that follow one another without pauses
+        # over one connection.
         for i, t in enumerate((q, k, v)):
             memory.put(t, i * size)
         body, times, kernel = forward(shape, size), [], []

@@ -1,11 +1,11 @@
 """One problem over several GPUs, by groups of heads or by queries: heads.py BUILD [--devices 0 0,1 0,1,2,3] [--sq 32768] ...
 
 Starts attnd once for each list of devices, and sends it the same forward and backward with tensors in system shared
-memory. The backward computes the forward too. Prints the time of the kernels (on the slowest device) and the time of
-the request. Both are medians of --reps requests. Also prints how many times faster they are than with the first list of
-devices. The exit status is 1 unless all answers have equal bits. If there are fewer key/value heads (--hk) than
-devices, the problem is cut by queries. dk and dv are then sums over the parts. They must have equal bits in all
-repetitions, and be near those of the first list of devices. BUILD holds attnd, and libraries in BUILD/lib. Needs
+memory. The backward computes the forward too. Prints two times: that of the kernels (on the slowest device) and that of
+the request. Both are medians of --reps requests. Also prints how many times as long each of the two times is with the
+first list of devices. The exit status is 1 unless all answers have equal bits. If there are fewer key/value heads
+(--hk) than devices, the problem is cut by queries. dk and dv are then sums over the parts. They must have equal bits in
+all repetitions, and be near those of the first list of devices. BUILD holds attnd, and libraries in BUILD/lib. Needs
 python3 with NumPy.
 
 Without a GPU the script can be tried on a fake backend:
@@ -133,7 +133,7 @@ def main():
             server = Server(args, devices)
             for name, data in tensors.map.items():
                 server.post(f'/v2/systemsharedmemory/region/{name}/register', {'key': tensors.prefix + name, 'byte_size': len(data)})
-            # waits until the GPU copies directly from the regions, which begins soon after they are registered
+            # Soon after the regions are registered, the GPU begins to copy directly from them. The test waits for this.
             time.sleep(1)
             for op in ('forward', 'backward'):
                 kernels, whole, seen = [], [], set()
@@ -146,8 +146,8 @@ def main():
                 added = SUMS if op == 'backward' and facts['backend'].endswith(' by queries') else ()
                 same = [n for n in RESULTS[op] if n not in added]
                 digest = tensors.digest(same)
-                # dk and dv may be sums of parts with one list of devices and not with another. The set of results to
-                # compare therefore varies, so each result has its own digest.
+                # With some lists of devices, dk and dv are sums of parts. Their bits are compared only where they are
+                # no such sums. The set of results to compare therefore varies, so each result has its own digest.
                 equal &= len(seen) == 1 and all(digests.setdefault(n, tensors.digest([n])) == tensors.digest([n]) for n in same)
                 for n in SUMS if op == 'backward' else ():
                     far = distance(tensors.numbers(n), sums.setdefault(n, tensors.numbers(n)))

@@ -6,8 +6,8 @@
  * timeline  Runs one large request alone, then REQUESTS of them at once, each on its own stream, as the server's device
  *           thread does: copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on
  *           one time axis and checks three conditions (timeline.h):
- *             1. At least half of some copy in ran while another request was computed or copied out. At least half of
- *                some copy out ran while another request was computed or copied in.
+ *             1. One of the copies in overlapped the kernels and copies out of other requests for at least half of its
+ *                time. One of the copies out overlapped the kernels and copies in of other requests as much.
  *             2. At least half of the time that could be saved was saved. That time is the sum of all stages of all
  *                requests, less REQUESTS times the longest stage.
  *             3. The answers have the same bits as the answer of the request that ran alone.
@@ -135,7 +135,7 @@ static void timeline(void)
     struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
     double total = 0;
     for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
-    /* One request runs alone five times. `alone` becomes the shortest of the five times of each stage. */
+    /* One request runs alone five times. `alone` gets the shortest of the five times of each stage. */
     for (int round = 0; round < 5; round++) {
         put(&requests[0]);
         collect(&requests[0], requests[0].stream, &t[0]);

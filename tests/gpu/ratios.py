@@ -2,10 +2,11 @@
 
     python3 tests/gpu/ratios.py [--bench build/attn-bench] [--turns 3] [--rows decode] [--json]
 
-A row of ROWS has two calls of attn-bench and a least ratio. The second call's time over the first's must reach it. Both
-calls run in turns as children of this program, so that the card's clock is nearly the same for both. A figure is the
-median of its turns, and only the ratio means anything on another day. The exit status is 1 if a row is below its ratio.
-Needs only a GPU and attn-bench built with CUDA. For packed lengths beside one length see attn-bench --sweep masks."""
+A row of ROWS has two calls of attn-bench and a least ratio. The second call's time, divided by the first call's time,
+must be at least this ratio. Both calls run in turns as children of this program, so that the card's clock is nearly the
+same for both. Each time is the median of its turns. Only ratios can be compared with those of another day. The exit
+status is 1 if a row is below its ratio. Needs only a GPU and attn-bench built with CUDA. For packed lengths beside one
+length see attn-bench --sweep masks."""
 import argparse
 import json
 import os
@@ -21,7 +22,7 @@ CACHES = {f'{B} x {keys}': f'-B {B} -H 32 --hk 8 --sq 1 --sk {keys} --cold' for 
 SEPARATE = '-B 32 -H 32 --hk 8 --sq 1 --sk 100032 --page-size 64'
 
 # Each row has its name, the options of the timed call, the options of the call beside it, and a least ratio. The ratio
-# is the second call's time over the first's. None: the ratio is only printed.
+# is the second call's time divided by the first call's time. None instead of a least ratio: the ratio is only printed.
 ROWS = [(f'{op} window of 1024 keys at 16384, beside causal', f'--op {op} {LONG} --causal --window 1023,0', f'--op {op} {LONG} --causal', 6)
         for op in ('forward', 'backward')]
 ROWS += [(f'{op} 16 documents at 16384, beside none', f'--op {op} {LONG} --documents 16', f'--op {op} {LONG}', 8) for op in ('forward', 'backward')]

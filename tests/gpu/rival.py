@@ -11,10 +11,10 @@ Kinds of cells:
 
   forward, backward, float8, gqa   many tokens: the grid of thread blocks fills the card
   decode                           one query over long caches
-  one                              forward and backward of one sequence, from few heads and short lengths on
+  one                              forward and backward of one sequence, with 4 to 32 heads and lengths from 256 to 4096
   latent                           latent attention: caches of 576 numbers per position, of which 512 are also the values
   chunk                            a chunk of a prompt, or speculation: few queries at the end of many keys
-  waves                            batches of short sequences, with 9 sequences and more
+  waves                            batches of 9 or more short sequences (--batches)
 
 A cell is a shape. A program (--program) is a command that times one cell. The last line that it prints must be JSON
 with the milliseconds of a call as "ms". These words in the command are replaced: {op}, {B}, {H}, {Hk}, {Sq}, {Sk}, {D},
@@ -31,8 +31,8 @@ milliseconds, between two events of the device, and the time is the median over 
 PyTorch's are contiguous [B, H, S, D]. Where reading K and V takes most of the time (decode), calls use several copies
 of K and V in turn. A rival that refuses a shape shows as '-'.
 
-The table shows TFLOP/s (for decode: GB/s of K and V). The last column is the fastest rival's time over attnd's; above
-1, attnd is faster. The exit status is 1 if attnd is slower in some cell."""
+The table shows TFLOP/s (for decode: GB/s of K and V). The last column is the fastest rival's time divided by attnd's
+time; above 1, attnd is faster. The exit status is 1 if attnd is slower in some cell."""
 import argparse
 import itertools
 import json
@@ -98,7 +98,8 @@ def cells(a):
 
 
 def tera_operations(c):
-    """Returns the floating-point operations of a cell, in units of 1e12; a causal cell has those of visible pairs."""
+    """Returns the number of floating-point operations of a cell, in units of 1e12. In a causal cell, only visible pairs
+    of a query and a key count."""
     pairs = c['Sq'] * c['Sk'] - (c['Sq'] * (c['Sq'] - 1) // 2 if c['causal'] else 0)
     return 2 * c['B'] * c['H'] * (c['D'] + c['Dv']) * pairs * (2.5 if c['op'] == 'backward' else 1) / 1e12
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # The CUDA kernels under compute-sanitizer: tests/gpu/sanitize.sh [BUILD]      (BUILD defaults to build)
 #
-#   memcheck, initcheck   the grid of every dtype, class of head size and mask at odd lengths; decoding; random problems
-#   racecheck             the grid
+#   memcheck     the grid, problems of decoding, random problems
+#   initcheck    the grid, problems of decoding
+#   racecheck    the grid
 #
-# Each head size of the grid is a check of its own. JOBS (8) checks run at once, because a tool keeps one core and
-# little of the GPU busy. racecheck takes tens of times as long as the program alone, so each check has a limit of
-# ATTN_SANITIZE_SECONDS (600); a check without its summary by then counts as failed. ATTN_SANITIZE_TOOLS chooses tools
-# (memcheck initcheck racecheck), and ATTN_CUDA_FAMILY chooses kernels. racecheck does not know what mbarriers order, so
-# it reports hazards in sm90 that are none (kernels/README.md). The script builds nothing. Without a GPU or
-# compute-sanitizer it runs nothing and says so.
+# The grid has problems with each dtype, each of several head sizes and each mask, at odd lengths. Each head size of the
+# grid is a check of its own. At most JOBS checks (default 8) run at once, because a tool keeps one core and little of
+# the GPU busy. racecheck takes tens of times as long as the program alone, so each check has a time limit of
+# ATTN_SANITIZE_SECONDS (default 600). A check without its summary by then counts as failed. ATTN_SANITIZE_TOOLS chooses
+# tools (memcheck initcheck racecheck), and ATTN_CUDA_FAMILY chooses kernels. racecheck does not know which accesses the
+# mbarriers of sm90 order. It therefore reports hazards there that are none (kernels/README.md). The script builds
+# nothing. Without a GPU or compute-sanitizer it runs nothing and says so.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
@@ -23,8 +25,8 @@ if ! nvidia-smi -L >/dev/null 2>&1 || [ -z "$sanitizer" ]; then
     exit 0
 fi
 
-# under TOOL TESTS COUNT [D]: runs these tests under a tool, with COUNT random problems. D selects one head size of the
-# test on a grid of sizes. The outcome goes to a file in $results.
+# under TOOL TESTS COUNT [D]: runs the tests whose names match TESTS under a tool, with COUNT random problems. D selects
+# one head size of the grid. The outcome goes to a file in $results.
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 under() {

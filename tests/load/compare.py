@@ -1,13 +1,14 @@
-"""Compares attnd with a Python server (python_peer.py) under the same wrk lines on the same machine: compare.py
-[--seconds N] [--rounds N] [--sizes small,medium]
+"""Compares attnd with a Python server (python_peer.py) on the same machine, under load from the same wrk commands:
+compare.py [--seconds N] [--rounds N] [--sizes small,medium]
 
     PEER_PYTHON=build/peer/bin/python python3 tests/load/compare.py
 
-The two servers run in turns, never at the same time. The table has the median round of each server. The ratio is the
-median of the rounds' own ratios, because a virtual machine's speed changes from minute to minute. The Python server's
-first answers are compared with attnd's, to be sure that both compute the same. A third program shows the most that this
-machine and wrk allow. It is bare_mhd.c, a libmicrohttpd program with as many threads, which reads the small body,
-computes nothing, and answers with as many constant bytes."""
+The two servers are loaded in turns, never at the same time. The table has the median round of each server. The ratio is
+the median of the rounds' own ratios, because a virtual machine's speed changes from minute to minute. In the first
+round, one answer of the Python server is compared with attnd's, to be sure that both compute the same. A third program
+shows the most that this machine and wrk allow with the small body. It is bare_mhd.c, a libmicrohttpd program with one
+thread for each core. It reads the body, computes nothing, and answers with as many constant bytes as attnd's answer
+has."""
 import argparse
 import base64
 import json
@@ -69,7 +70,7 @@ class Bare:
 
 
 def same_answer(a, b):
-    """Returns whether both servers' answers to one small problem agree to the accuracy of float16."""
+    """Fails unless both servers' answers to one small problem agree to the accuracy of float16."""
     import struct
     data = base64.b64encode(struct.pack('<512e', *[(i * 37 % 101 - 50) / 40 for i in range(512)])).decode()
     x = {'shape': [1, 16, 4, 8], 'dtype': 'float16', 'data': data}

@@ -9,8 +9,8 @@ reports (Server-Timing), and the bytes of a request and its answer. The stages a
     wire             the rest of the client's time: network, receiving, hand-overs between threads, the client itself
     decode, encode   decoding the body, and encoding the answer
     wait             waiting until a device takes the request
-    launch           work of the device's thread until the device begins, and idle time of the device after the copies
-                     while its kernels are not yet on the stream
+    launch           work of the device's thread until the device begins. After the copies, the device may be idle until
+                     its kernels are on the stream; this time is added
     copy             copying inputs to the device, and outputs back
     kernel           kernels on the device. If tensors lie in CUDA shared memory, an idle device is used at once. The
                      stage is then the time from the last call of the launch until the server sees the end
@@ -20,8 +20,9 @@ reports (Server-Timing), and the bytes of a request and its answer. The stages a
                      attention_decode) says where
     --shm cuda       the same tensors lie in the memory of the GPU (needs PyTorch)
     --nap-us 50      the client waits in naps of 50 us, which keeps its core awake
-    --clients 1,64   a row has this many clients at once instead, each with --caches (one number) caches of --lengths.
-                     It shows steps per second, and the share of the time in which kernels run
+    --clients 1,64   instead of the table, prints a line for 1 client and a line for 64 clients at the same time. Each
+                     client has --caches (one number) caches of --lengths (the first length). A line shows steps per
+                     second, and the share of the time in which kernels run
 Needs NumPy.
 """
 import argparse
@@ -92,8 +93,9 @@ class Caches:
 
     @contextlib.contextmanager
     def step_by(self, names, shared, place=0):
-        """Yields the request of one decode step on these caches. With a kind of shared memory, a region holds the
-        step's tensors until the end of the block. `place` is the region's number, for several regions at a time."""
+        """Yields the request of one decode step on these caches. `shared` is a kind of shared memory, or None. With a
+        kind, a region holds the step's tensors until the end of the `with` block. The region's name ends in `place`, so
+        that several regions can exist at the same time."""
         if not shared:
             yield self.step(names)
             return

@@ -43,7 +43,8 @@ FLOODS = {
 
 
 def flood(port, connections, body, stop, answers):
-    """Keeps this many connections busy until `stop` is set, and counts the answers, with little work of its own."""
+    """Keeps this many connections busy until `stop` is set, and counts the answers. Takes little processor time
+    itself."""
     import selectors
     request = (f'POST {FORWARD} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer bob\r\nContent-Type: application/json\r\n'
                f'Content-Length: {len(body)}\r\n\r\n').encode() + body

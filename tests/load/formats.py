@@ -7,7 +7,8 @@ Starts build/attnd (or ATTND_BINARY), unless --url names a running server (which
 wrk (own.lua) sends the bodies of load.py's sizes (float16, causal) in each form in turn. The table has the median round
 of each form, and the ratio to JSON in the same round. Then one Python process measures over one connection:
 
-    tritonclient     Triton's own client with binary tensors, if installed, with its time to build and read them
+    tritonclient     Triton's own client with binary tensors, if it is installed; the time includes building the inputs
+                     and reading the output
     shared memory    KServe with q, k, v and out in POSIX shared memory; a request and its answer are one line each
     bare             PyTorch without a server, if it has a GPU: it copies the same bytes from pinned memory, computes
                      attention, and copies out back

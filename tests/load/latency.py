@@ -197,7 +197,7 @@ def _run(address, request, count, pipe):
 
 def at_once(address, requests, count, counter=lambda: 0):
     """Runs one process for each request in parallel, and each process repeats its request. Returns the times of all
-    requests, the requests per second, and the growth of counter() per second."""
+    requests, the number of requests per second, and by how much counter() grows per second."""
     pipes = []
     for request in requests:
         here, there = multiprocessing.Pipe()

@@ -2,11 +2,12 @@
 """Measures how much memory many connections take.
 
     python3 tests/load/memory.py bodies        connections that send bodies of 2.2 MB of tensors at the same time
-    python3 tests/load/memory.py connections   connections that send one GET /livez each with a head of 49 KB, and stay;
-                                               then a client with a token, and how long it waits
+    python3 tests/load/memory.py connections   connections that send one GET /livez each with a head of 49 KB, and stay
+                                               open. Then a client with a token sends requests; prints how long it waits
 
-Each starts its own server (--binary build/attnd). Resident memory is VmRSS of /proc, and its peak VmHWM. For `bodies`
-the expected bound is --staging-bytes, plus what the server counts for each connection (attnd_connection_bytes)."""
+Each of the two starts a server of its own (--binary build/attnd). Resident memory is VmRSS of /proc, and its peak is
+VmHWM. For `bodies` the expected bound is --staging-bytes, plus what the server counts for each connection
+(attnd_connection_bytes)."""
 import argparse
 import json
 import os

@@ -1,4 +1,4 @@
-"""Compares a large upload to attnd with one to a bare libmicrohttpd server that discards it (bare_mhd.c):
+"""Measures a large upload to attnd, and the same upload to a bare libmicrohttpd server, which discards it (bare_mhd.c):
 upload.py [--keys 65536] [--rounds 9]
 
 One query over 65536 keys, 8 heads, D = 128, float16: 360 MB of JSON over one connection on the loopback device

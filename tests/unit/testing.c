@@ -32,8 +32,8 @@ UNWATCHED bool rng_chance(struct rng *r, double p)
     return rng_uniform(r) < p;
 }
 
-/* The sum of twelve uniform numbers of 16 bits, each with the variance 1 / 12, is nearly normal. A logarithm and a cosine
- * (Box and Muller's exact method) would take most of the time of some tests. The result is never 0. */
+/* The sum of twelve uniform numbers of 16 bits, each with the variance 1 / 12, is nearly normal. A logarithm and a
+ * cosine (Box and Muller's exact method) would take most of the time of some tests. The result is never 0. */
 UNWATCHED double rng_normal(struct rng *r)
 {
     int64_t sum = 0;
@@ -222,9 +222,11 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
 }
 
 /* Fills a bias with numbers as large as float32 can hold.
- *   kind 1: masks with the lowest number, as many libraries write them; every third row is all masked
- *   kind 2: numbers of several large sizes, so a row of out is the mean of the values at its largest bias
- *   kind 3: the lowest number for the first half of the keys, as for padding on the left */
+ *   kind 1: a mask with -3.38e38 (about the lowest number) for hidden keys, as many libraries write it; in every third
+ *           row all keys are hidden
+ *   kind 2: numbers of several large sizes; a row of `out` is then the mean of the rows of v for which the bias is
+ *           largest
+ *   kind 3: -3.38e38 for the first half of the keys, as for padding on the left */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
     static const double levels[] = { -3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38 };
@@ -1223,9 +1225,10 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* Computes the reference results in another way, to see how much rounding changes them. If `want` computed out and
-     * lse itself, this backward gets rounded out and lse as inputs. If `want` got them as inputs, this backward
-     * computes them. A forward with few outputs gets slightly changed values v. */
+    /* Computes the reference results a second time in another way, to see how much rounding changes them. A backward
+     * for which `want` computed out and lse now gets rounded out and lse as inputs. A backward for which `want` got out
+     * and lse as inputs now computes them. A forward with at most FEW_OUTPUTS outputs now gets slightly changed values
+     * v. */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

@@ -14,7 +14,7 @@
  *     limit * |truth|   + 2 * sensitivity   + noise
  * This rule is tested for the largest elements, and for the whole tensor, with |.| as the Frobenius norm. Rows of `out`
  * are also tested one by one, because in a causal problem the first rows are many times larger than the last rows.
- *   limit        the number in limits_of; it is higher where scores are so large that float32 cannot hold them better
+ *   limit        the number in limits_of, plus 2.4e-7 times the largest |score|, because float32 rounds large scores
  *   sensitivity  how much the truth itself changes when out and lse are rounded to the dtype before the backward, which
  *                no kernel can avoid
  *   noise        the error of sums whose terms cancel
@@ -68,8 +68,9 @@ enum mask_kind {
 };
 
 /* The signs of scores. BELOW: all are negative. BELOW_ABOVE: those of the last keys are negative, and those of the
- * first keys positive. ABOVE_BELOW: the reverse. BY_ROW: rows alternate. Negative scores differ so much between keys
- * that e^x of the differences is far outside float32. */
+ * first keys positive. ABOVE_BELOW: those of the last keys are positive, and those of the first keys negative. BY_ROW:
+ * queries have only positive scores and only negative scores in turn. Except with BY_ROW, negative scores differ so
+ * much between keys that e^x of the differences is far outside float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {

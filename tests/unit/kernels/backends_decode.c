@@ -526,8 +526,8 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* A kernel may divide its work among thread blocks in one way with pages and in another way without, and likewise in a
- * batch and alone. The bits must be equal in all these ways. */
+/* A kernel may divide its work among thread blocks differently with pages and without pages, and differently for a
+ * batch and for one batch row alone. The bits must be equal nevertheless. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {

@@ -759,8 +759,8 @@ struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Every dtype, class of head size and mask is tested at odd lengths. compute-sanitizer (tests/gpu/sanitize.sh) sets
- * ATTN_GRID_D to run one head size at a time. */
+/* Tests each mask of the table with each head size and each dtype, at odd lengths. tests/gpu/sanitize.sh, which runs
+ * compute-sanitizer, sets ATTN_GRID_D to run one head size at a time. */
 void test_grid_agrees_with_the_reference(void **state)
 {
     /* clang-format off: each row of the table stays on one line */

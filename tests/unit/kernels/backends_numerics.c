@@ -642,8 +642,9 @@ static const attn_kernel *kernel_of(const attn_problem *p, attn_op op)
     return plan.kernel;
 }
 
-/* Returns whether forward and backward of the problem add up q.k in the same order. They do not if only one of them
- * computes row by row ("simple"), or if only one of two float32 kernels is the one for wide heads. */
+/* Returns whether forward and backward of the problem add up q.k in the same order. They do not if one of them
+ * runs on the kernel "simple", which computes row by row, and the other does not. In float32 they also do not if only
+ * one of them runs on a kernel for wide heads. */
 static bool sums_are_alike(const attn_problem *p)
 {
     const attn_kernel *const forward = kernel_of(p, ATTN_OP_FORWARD), *const backward = kernel_of(p, ATTN_OP_BACKWARD);

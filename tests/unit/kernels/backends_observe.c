@@ -126,8 +126,8 @@ void test_random_observables_agree_with_the_reference(void **state)
 }
 
 /* Each entry of top_keys must name a key whose probability is the top_weight at the same index. No key may occur twice,
- * probabilities must descend, and no other key may have a larger one. The problem must have `weights` for all queries
- * and keys. */
+ * and the probabilities must descend. No key that top_keys leaves out may have a larger probability than the last
+ * entry. The problem must have `weights` for all queries and keys. */
 static void look_at_top_keys(const struct fixture *f)
 {
     const int64_t top = f->p.observe.top, Sk = f->spec.Sk;
@@ -241,9 +241,9 @@ static const char *kernel_of(const attn_problem *p)
     return plan.kernel->name;
 }
 
-/* Runs an observe (a request for attention weights) with keys in pages, with contiguous keys, and with one thread. The
- * number of threads must not change a bit. Returns whether one kernel takes both kinds of keys; pages must then not
- * change a bit either. */
+/* Runs an observe (a request for attention weights) with contiguous keys, with keys in pages, and with contiguous keys
+ * and one thread. The number of threads must not change a bit. If the same kernel takes contiguous keys and keys in
+ * pages, then pages must not change a bit either, and the function returns true. */
 static bool same_bits_in_pages_and_by_one_thread(struct spec s)
 {
     struct bench one;

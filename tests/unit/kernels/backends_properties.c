@@ -449,9 +449,9 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 
 enum { MOST_PARTS = 4 };
 
-/* Runs only the queries [first, end). Adds the gradients that are sums over queries to `sums`, in float32. A plan is
- * the choice of a kernel for a problem; `whole` is the plan for all queries. Returns false if the plan for these
- * queries has another kernel than `whole`. */
+/* Runs only the queries [first, end). If a gradient is a sum over queries, adds it in float32 to the gradient's array
+ * in `sums`. A plan is the choice of a kernel for a problem; `whole` is the plan for all queries. Returns false if the
+ * plan for these queries has another kernel than `whole`. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
     const struct fixture all = *f;
@@ -542,8 +542,8 @@ void test_queries_have_the_same_bits_in_parts_and_together(void **state)
         SPEC(BACK, SIZES(450, 450, 32), HEADS(2, 1), .causal = true),
         SPEC(BACK, SIZES(300, 300, 300), HEADS(1, 1), BF16, .causal = true),
     };
-    /* FEW: if this process tests at most this many cases (ATTN_PART, ATTN_THIN), perhaps none can be compared, because
-     * each part may need another kernel than the whole problem. */
+    /* ATTN_PART and ATTN_THIN may leave few cases to this process. If there are FEW cases or fewer, perhaps none can be
+     * compared, because each part may need another kernel than the whole problem. */
     enum { FEW = 4 };
     int compared = 0, ours = 0;
     (void)state;
@@ -635,7 +635,8 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            /* a permutation of the keys, because 100 and Sk (211) have no common divisor */
+            /* Moves every key to another place. No key is used twice, because 100 and Sk (211) have no common divisor
+             * above 1. */
             const int64_t from = j * 100 % s.Sk;
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
@@ -782,7 +783,8 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
     return room;
 }
 
-/* The last row ends at element 2^31 - 1, begins beyond element 2^31, or begins beyond element 2^32. */
+/* Each case runs with three distances of rows. The last row of a tensor ends before element 2^31, begins at element
+ * 2^31 or later, or begins at element 2^32 or later. */
 void test_offsets_on_both_sides_of_2_31(void **state)
 {
     static const struct spec cases[] = {

@@ -31,8 +31,8 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: each row of the table stays on one line */
 
-/* These problems run forward, and without float8 and pages also backward. Hopper's backward kernel for wide heads also
- * computes smaller heads with options that the other kernels do not take. */
+/* All these problems run forward. Those without float8 and without pages also run backward. Hopper's backward kernel
+ * for wide heads also computes smaller heads, if a problem has options that the other kernels do not take. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),

@@ -279,8 +279,9 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* The cost is again a number of columns. With D 512, 2 blocks of dv take 512 + 256 each, and 4 blocks of dq and dk
-     * take 1024 + 256 each. With D 256, the cost is 5 * 256. The ratio of the costs is 5.2. */
+    /* The cost of a backward is the number of columns that it multiplies per pair of a query and a key. With D 512, 2
+     * blocks of dv take 512 + 256 each, and 4 blocks of dq and dk take 1024 + 256 each. With D 256, each of 5 products
+     * takes 256. The ratio of the costs is 5.2. */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);

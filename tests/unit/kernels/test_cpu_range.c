@@ -408,7 +408,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t d = 0; d < s.D; d++) tensor_set(&f.p.k, s.D + d, tensor_get(&f.p.k, d));
         for (int64_t i = 0; i < s.Sq; i++) tensor_set(&f.p.dout, i, 1);
         if (n % 4 < 2) give_forward_of(simd, &f);
-        /* The size of the largest score. Scores and lse may each have an error of 2^-24 times this size. */
+        /* The largest |score|. Scores and lse may each have an error of 2^-24 times this number. */
         double size = 0;
         for (int64_t i = 0; i < s.Sq; i++) {
             double z = 0;

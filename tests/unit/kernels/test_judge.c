@@ -321,8 +321,8 @@ static void test_a_mistake_is_named(void **state)
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
-    /* In the second half of the loop, the judge (the check of a client's results) gets float64 results. It then has
-     * time to compute only a few rows with the rounding errors of a kernel. */
+    /* In the second half of the loop, the judge (the check of a client's results) gets float64 results, and a time
+     * limit of 0. Within this limit it computes only a few rows with the rounding errors of a kernel. */
     for (size_t n = 0; n < ARRAY_SIZE(cases) * 12; n += SHORTER) {
         const bool sampled = n >= ARRAY_SIZE(cases) * 6;
         const size_t at = n / 6 % ARRAY_SIZE(cases);

@@ -1,7 +1,7 @@
-/* test_simd.c: compares every vector table of simd.h (a set of functions for one kind of processor) that this processor
- * runs with simple loops in double. Sizes are 1, and just below and above those of each vector, panel and tile.
- * Canaries reveal a write outside a buffer. Expected packed operands follow their description in simd.h, never another
- * table. */
+/* test_simd.c: compares the vector tables of simd.h with simple loops in double. A vector table is a set of functions
+ * for one kind of processor. All tables that this processor can run are tested. The sizes of operands are 1, and just
+ * below and just above the sizes of each vector, panel and tile. Canaries reveal a write outside a buffer. Expected
+ * packed operands follow their description in simd.h, never another table. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -185,7 +185,7 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
     }
 }
 
-/* Tests numbers below, at and above the middle of two neighbours. */
+/* Tests numbers just below, at and just above the midpoint of two neighbouring numbers of the dtype. */
 static void test_saving_rounds_to_nearest_even(void **state)
 {
     (void)state;

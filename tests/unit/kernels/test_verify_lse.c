@@ -217,8 +217,8 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        /* With a causal mask, the queries are the last ones of the sequence. There are as many queries as one part has
-         * keys. */
+        /* With a causal mask, the queries belong to the last tokens of the sequence. Their number is the number of keys
+         * in one part. */
         if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
@@ -399,7 +399,8 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* Needs a device, which ATTN_BACKEND names. Its sums over rows of scores must agree with the host's within 1e-9. */
+/* Needs a device, which ATTN_BACKEND names. The device's sums over rows of scores must agree with the host's sums
+ * within 1e-9. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND"), *const brief = getenv("ATTN_BRIEF");

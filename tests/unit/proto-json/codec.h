@@ -217,7 +217,7 @@ static inline void decode_body(struct decoded *d, const struct body *b, size_t (
 }
 
 /* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. *d becomes the result of
- * the whole body. Prints each way with another result, and returns the number of such ways. */
+ * the whole body. Prints each way whose result differs from *d, and returns the number of such ways. */
 static inline int decode_all_ways(struct decoded *d, const struct body *body)
 {
     int differences = 0;

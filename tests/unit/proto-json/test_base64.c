@@ -72,7 +72,7 @@ static size_t expected_stop(const char *text, size_t count)
     return count;
 }
 
-/* Decodes the complete groups of four characters. Returns the number of bytes. */
+/* Decodes the complete groups of four characters. Returns the number of decoded bytes. */
 static size_t expected_bytes(const char *text, size_t count, uint8_t *out)
 {
     size_t written = 0;
@@ -116,8 +116,8 @@ static size_t decode_piece(base64_decoder *d, const char *piece, size_t count, u
     return taken;
 }
 
-/* Decodes a text in two pieces. Compares the end, the offset and the bytes, and the result of base64_finish(), with
- * the definition. */
+/* Decodes a text in two pieces. Compares four results with the definition: where decoding stopped, the decoder's
+ * offset, the decoded bytes, and what base64_finish() returns. */
 static void check_split(const char *text, size_t count, size_t split)
 {
     uint8_t want[LONGEST * 3], got[LONGEST * 3];
@@ -327,7 +327,8 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            /* More wrong characters are near the ends, where loops begin and end. */
+            /* Half of the cases have the wrong character near an end of the text, where the decoder's loops begin or
+             * end. */
             if (errors < 2) at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';

@@ -513,7 +513,9 @@ static void test_limits(void **state)
     limits.members = 2;
     check_refusals(&members, 1, &limits, ATTN_INVALID);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.values = 38; /* 33 values are in the header, so the strings of __metadata__ may hold five */
+    /* The limit is 38 values, and 33 values are in the header. So the strings of __metadata__ may hold five values,
+     * such as an array of four numbers. */
+    limits.values = 38;
     check_refusals(&values, 1, &limits, ATTN_TOO_LARGE);
     check_refusals(&fine, 1, &limits, ATTN_INVALID);
     limits.values = 4;

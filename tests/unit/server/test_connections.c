@@ -240,7 +240,8 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        /* As long as other connections get requests (quiet_since_ms), the drain must not close this silent one. */
+        /* quiet_since_ms is the last time at which any client sent something. As long as other clients send requests,
+         * the drain must not close this silent connection. */
         for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);

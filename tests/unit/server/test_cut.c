@@ -161,7 +161,8 @@ static int64_t bytes_in_use(struct site *s)
     return bytes;
 }
 
-/* Returns the problem with only those outputs that are sums over queries (`sums` is true), or only the others. */
+/* Returns the problem with a part of its outputs: those that are sums over queries if `sums` is true, and otherwise all
+ * other outputs. */
 static struct fixture with_outputs(const struct fixture *f, bool sums)
 {
     struct fixture some = *f;

@@ -1,5 +1,5 @@
 /* test_devices.c: tests of batches (jobs that are computed together) on devices of the fake backend: which device gets
- * a batch, when and with which results it ends. The tests take the place of the server's loop. */
+ * a batch, when the batch ends, and with which results. The tests take the place of the server's loop. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -1196,7 +1196,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* This thread's core decides which device gets a job, so possibly none reached the device that fails. */
+    /* This thread's core decides which device gets a job, so possibly no job reached the device that fails. */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

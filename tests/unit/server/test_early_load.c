@@ -1,4 +1,5 @@
-/* test_early_load.c: tests of when all kernels are loaded before the server is ready. */
+/* test_early_load.c: tests of early_load.h, which makes CUDA load all kernels before the server is ready. The tests
+ * check for which GPUs it may do so, and that it keeps the user's own setting. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

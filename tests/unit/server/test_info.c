@@ -200,7 +200,7 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two methods of one path form one entry of the OpenAPI document, with the path's parameter. */
+/* If a path has two methods, the OpenAPI document has one entry for the path, which describes the path's parameter. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_keyed_hash.c: compares the keyed hash with published results of SipHash-2-4. Key and owner must change the
- * hash. */
+/* test_keyed_hash.c: compares the keyed hash with published results of SipHash-2-4. Another key or another owner must
+ * give another hash. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

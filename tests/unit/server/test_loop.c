@@ -194,7 +194,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    /* In this state an HTTP thread of the daemon computes a small request itself. */
+    /* In the state COMPUTING, an HTTP thread of the daemon computes a small request itself. */
     if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
@@ -698,7 +698,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
 }
 
 /* A client that has its answer may reuse its shared memory. So even after its deadline, a request is answered only when
- * the last byte is written there. */
+ * the last byte of its outputs is written to this memory. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -1315,7 +1315,8 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    /* The problem needs two batches. The allocation fails for the first batch, and then for the second. */
+    /* Each request needs two batches. For the first request, the allocation of its first batch fails. For the second
+     * request, that of its second batch fails. */
     for (int before = 0; before < 2; before++) {
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);

@@ -103,7 +103,8 @@ static void test_label_values_are_escaped_and_cut(void **state)
     big[sizeof big - 1] = '\0';
     metrics_add(METRIC_CANCELLED, "a\"b\\c\nd", NULL, 1);
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
-    /* The second call must find the series of the truncated label. */
+    /* The label `big` is too long, so it is truncated. The second call must find the series with the truncated
+     * label. */
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
     char line[200];
     snprintf(line, sizeof line, "attnd_cancelled_total{state=\"%.63s\"} 2", big);

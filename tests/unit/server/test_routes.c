@@ -224,7 +224,8 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* The patterns (with {id}) come before a literal path, which must win nevertheless. */
+    /* The pattern /v1/caches/{id} comes before the literal path /v1/caches/mine. A request for the literal path must
+     * get the literal row nevertheless. */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },

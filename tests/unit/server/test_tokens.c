@@ -197,7 +197,8 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns how much of a resource with the limit `bound` may be used by the caller with this Authorization header. */
+/* `authorization` is the Authorization header of a caller, and `bound` is the limit of a resource. Returns how much of
+ * the resource this caller may use. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);

@@ -1,7 +1,8 @@
 /* ptx.cuh: replaces kernels/cuda/sm90/layer/ptx.cuh in emulator builds: the same functions and arguments, carried out
  * by the emulator. The include path finds this file first.
  *
- * tests/emulator/sm90.h describes the asynchronous instructions, tests/emulator/emulator.h what all kernels share. */
+ * tests/emulator/sm90.h describes the asynchronous instructions, and tests/emulator/emulator.h describes what all
+ * kernels share. */
 #ifndef ATTN_SM90_PTX_CUH
 #define ATTN_SM90_PTX_CUH
 
