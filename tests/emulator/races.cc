@@ -56,7 +56,7 @@ int watch_access(race_watch &w, int thread, size_t at, size_t bytes, bool store)
     const uint32_t epoch = w.now.epoch[warp], mine = (uint32_t)thread << EPOCH_BITS | epoch;
     const clocks &after = w.after[warp];
     int other = -1;
-    uint32_t looked_at = 0; /* the last record that was checked; often the next is equal and needs no check; 0: none */
+    uint32_t looked_at = 0; /* the last record that was checked (often the next is equal); 0: none */
     const auto look_at = [&](uint32_t record) {
         if (record == looked_at) return;
         looked_at = record;
