@@ -66,8 +66,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* True if the batch only adds up gradients that are sums over all queries. Its part has run its kernels already. It was
- * sent to its device again, to add up its share of these gradients. */
+/* True if the batch only adds up gradients that are sums over all queries. Such a batch has one part, which has run its
+ * kernels already. The part was sent to its device a second time, to add up its share of these gradients. */
 static inline bool batch_adds(const struct batch *batch)
 {
     return batch->parts[0]->adds;
@@ -153,9 +153,10 @@ void cut_prepare(const struct devices *devices, struct job *job);
  *                     gradients, if they are added up already, or if a device was lost with a part's sums. That part
  *                     then has the error DEVICE_LOST.
  *   sums_free()       Call this when no device has a part of the job. It frees the parts' memory for sums.
- *   sums_free_part()  Call this when a part is back and no part adds up. It frees that part's memory for sums.
- *   sums_lose()       Call this when a device that hangs has a part of the job. If parts are adding up, the memory of
- *                     their sums may never be freed. No batch waits for that memory any more. */
+ *   sums_free_part()  Call this when a part is back and is not adding up, and nobody waits for the job any more. It
+ *                     frees that part's memory for sums.
+ *   sums_lose()       Call this when a device that hangs has a part of the job. If the parts are adding up, the memory
+ *                     of their sums may never be freed. Batches then stop waiting for that memory. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
@@ -164,8 +165,8 @@ void sums_lose(struct job *job);
 /* Returns the device with the least work among those that may have room for a batch. If several have the least work,
  * returns the one with the fewest batches. Leaves out devices whose bit in `passed_over` is set. NULL: all are busy. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
-/* True if the device has room for a batch that begins with this job. If not, and if the job's flow (client) has no
- * batch on the device, reduces *wait_ns to the time until there may be room. The caller must have set *wait_ns. */
+/* True if the device has room for a batch that begins with this job. If it has none, and the job's flow (client) has no
+ * batch on the device, *wait_ns is reduced to the time until there may be room. The caller must have set *wait_ns. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* Cuts a job that is expected to take longer than --split-above-ms into parts, just before it is sent to the device
@@ -185,8 +186,8 @@ void cut_name_backend(const struct devices *devices, struct job *job);
 /* Combines the differences from exact outputs that several devices found in the parts of a job. All parts must have
  * run. */
 void cut_join_truths(struct job *job);
-/* True if the device is the CPU and runs short batches, the oldest of which will probably end soon. *wait_ns is then
- * the time that a second batch should wait before it is sent, because more jobs may join it meanwhile. */
+/* True if the device is the CPU and runs short batches, the oldest of which will probably end soon. More jobs may join
+ * a second batch meanwhile, so *wait_ns becomes the time for which that batch should wait before it is sent. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 /* Sends the batch to the device, which must have room. Parts of a job whose gradients are added up (sum_parts > 0) may
  * also be sent to a device without room. */

@@ -140,9 +140,9 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* ask_ns: time of the next call of the driver. Some GPUs write to host memory at the end of the work; most
-             * polls then read only that memory. The driver is called once per INLINE_ASK_NS, because only the driver
-             * reports errors. */
+            /* ask_ns: time of the next call of the driver. Some GPUs write to host memory at the end of the work; for
+             * these, most polls read only that memory. The driver is still called once per INLINE_ASK_NS, because only
+             * the driver reports errors. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {

@@ -68,7 +68,7 @@ struct slot {
     int64_t truth_step;
     bool truth_began; /* whether kernels for the batch's exact outputs have been put on the stream */
     void *truth_out;  /* device memory for the exact `out` (in float64) of one item (problem) */
-    /* device memory for the differences between exact outputs and the outputs of this batch, if it is a part of a cut
+    /* device memory for the differences between the batch's outputs and the exact outputs; only for a part of a cut
      * job */
     attn_truth_distance *truth_distances;
     int64_t began_ns;
@@ -113,7 +113,7 @@ struct device {
     int thread_count;
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
-    int streams; /* number of slots, and so of running batches, that one flow (client) may use */
+    int streams; /* number of slots that one flow (client) may use, and so the number of its running batches */
     /* number of slots; each slot can run one batch. Includes the slots for guests (batches of clients that have no
      * other batch on the device). */
     int slot_count;
@@ -156,8 +156,8 @@ struct device {
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    /* the device's handle: on the CPU, one that belongs to this stream alone; on a GPU, the handle of the device's
-     * thread */
+    /* handle of the device: on the CPU, this stream has a handle of its own; on a GPU, it uses the handle of the
+     * device's thread */
     attn_device *handle;
     struct slot slot;
 };
@@ -235,8 +235,8 @@ bool parts_use(const attn_problem *p, int id);
  * problem's tensors. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Enqueues copies on the slot's stream. If `out` is true, they copy the part's results to the host. Otherwise they copy
- * its inputs to the device. `there` is the part's problem on the device. */
+/* Enqueues copies on the slot's stream. If `out` is true, the part's results are copied to the host. Otherwise the
+ * part's inputs are copied to the device. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 

@@ -55,8 +55,8 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     return sums_take(device, part, problem, err);
 }
 
-/* Describes the copy of one tensor of a part, to the host if `out`, and otherwise to the device. `host` is a view of
- * some rows of `whole`, and `there` is the contiguous tensor on the device. */
+/* Describes the copy of one tensor of a part: to the host if `out` is true, and otherwise to the device. `host` is a
+ * view of some rows of `whole`, and `there` is the contiguous tensor on the device. */
 static attn_rows rows_of(const attn_tensor *whole, const attn_tensor *host, const attn_tensor *there, bool out)
 {
     int axis = 0;

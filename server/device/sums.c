@@ -16,8 +16,8 @@
 
 #include <assert.h>
 
-/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements, and so of 16
- * bytes in each dtype. */
+/* Unit, in elements, in which a gradient is divided into shares; a share is the elements that one part adds up. Each
+ * share begins at a multiple of this unit, and so at a multiple of 16 bytes in each dtype. */
 enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
@@ -53,8 +53,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* cannot fail, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* `most` is an upper bound on the elements of one part's share. The last share also has the elements that do not
-     * fill a block of SHARE_UNIT. */
+    /* `most` is an upper bound on the elements of one part's share. The last share also has the elements at the end
+     * that do not fill a unit of SHARE_UNIT elements. */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);

@@ -150,7 +150,7 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* no answer was queued, so the request is not counted yet */
+    /* no answer was queued, so KServe's statistics do not count the request yet */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

@@ -240,9 +240,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side while the server has no complete request to answer. epoll may not report a
- * FIN that arrives together with the last bytes. One check while nothing moves is enough, because a later FIN wakes
- * epoll. */
+/* True if the client has closed its side while the server has no complete request to answer. epoll may not report a FIN
+ * that arrives together with the last bytes, so the socket is checked here. One check is enough until something changes
+ * on the connection, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -356,8 +356,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        /* the list is full: entry 0, which would be closed last, is dropped, unless the new one would be closed even
-         * later */
+        /* the list is full: entry 0, which would be closed last, is dropped; but if the new entry would be closed even
+         * later, the new entry is left out */
         if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);

@@ -66,15 +66,15 @@ struct connection {
     struct flow *flow;
     /* The request that is being received or answered. NULL between two requests. Only the HTTP thread uses this. */
     struct request *request;
-    /* Whether the client may still be sending a request that was refused. The socket is then kept open for a time after
-     * the connection (LINGER_DROP). Only the HTTP thread uses this. */
+    /* Whether the client may still be sending a request that was refused. If so, the socket is kept open for a time
+     * after the connection has ended (LINGER_DROP). Only the HTTP thread uses this. */
     bool sending;
     /* Counter of the connections that were cut to make room for others and are not removed yet. NULL: this connection
      * was not cut for that reason. */
     _Atomic int *leaving;
 
-    /* What the last sweep saw: the connection's state, since when it is unchanged, and whether the socket was checked
-     * since then. */
+    /* What the last sweep saw: the connection's state (its phase and transferred bytes), since when this state is
+     * unchanged, and whether has_left() has checked the socket since then. */
     int seen_phase;
     uint64_t seen_bytes;
     int64_t seen_ms, seen_since_ms;
@@ -104,8 +104,8 @@ struct connections {
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
-    /* Connections that connections_make_room() may close, sorted so that the last one is closed first. Before one is
-     * closed, the function checks again that it may be. */
+    /* Connections that connections_make_room() may close, sorted so that the last one is closed first. Before the
+     * function closes a connection, it checks again that the connection may be closed. */
     struct {
         int fd;
         int rank;

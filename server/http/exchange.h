@@ -15,7 +15,7 @@ struct http_server;
 struct route_body;
 
 /* The step of a request that its HTTP thread has reached. libmicrohttpd calls the same function for every event of a
- * request. After a suspension, even the arguments are those of the call at the end of the body. Only the step
+ * request. The call after a suspension even has the same arguments as the call at the end of the body. Only the step
  * distinguishes these calls. */
 enum exchange_step {
     STEP_HEAD,

@@ -61,8 +61,7 @@ void http_threads_clear(struct http_threads *threads);
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
 /* Returns the HTTP thread for a connection whose packets arrive on this core (an index; -1: any core). Usually this is
  * the least busy thread of this core. If that thread has MOST_LEAD connections more than the least busy thread of all
- * cores, new connections go to the least busy thread of all cores. This ends when both threads have equally many
- * connections. */
+ * cores, new connections go to the least busy thread of all cores, until both threads have equally many connections. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A
@@ -83,9 +82,9 @@ void http_threads_expect(void);
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
 enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
-/* Classifies the load by the number of requests that each core had in `ms` milliseconds. The load is even if the cores
- * differ by at most a factor of 2. If the threads are pinned already (`held`), the limits are looser: a factor of 4,
- * and half of LEAST_RATE, the request rate from which on threads are pinned. */
+/* Classifies the load by the number of requests that each core had in `ms` milliseconds. The load is idle below
+ * LEAST_RATE requests per second. It is even if the cores differ by at most a factor of 2. If the threads are pinned
+ * already (`held`), the limits are looser: half of LEAST_RATE, and a factor of 4. */
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 
 #endif

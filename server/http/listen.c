@@ -1,7 +1,7 @@
 /* listen.c: listens on sockets and accepts connections.
  *
- * A client whose connection cannot be accepted gets a 503 with Retry-After if possible. At the limit on connections, an
- * idle one or one that never showed a token is closed to make room.
+ * A client whose connection cannot be accepted gets a 503 with Retry-After if possible. At the limit on connections,
+ * the server makes room: it closes a connection that is idle or that never showed a token.
  *
  * The kernel completes handshakes until the socket is closed, and close() resets the connections in the backlog, whose
  * clients may have sent requests. listener_hide() therefore makes the kernel refuse new handshakes before the listener

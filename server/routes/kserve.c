@@ -98,8 +98,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Appends the names of the tensors of a merge's parts ("parts.1.out,parts.1.lse,..."), or of their gradients. Begins
- * with part `first`. */
+/* Appends the names of the tensors of a merge's parts ("parts.1.out,parts.1.lse,..."), beginning with part `first`. If
+ * `gradients` is true, appends the names of their gradients instead. */
 static void add_parts(struct text *t, int first, bool gradients)
 {
     char name[PROTO_NAME_BYTES];

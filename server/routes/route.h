@@ -41,7 +41,7 @@ struct route_body {
     const char *media;
     const char *const
         /* Content types that are read like `media` but are not documented. "*" stands for any type. NULL ends the list.
-         * Instead of a list there may be NULL. */
+         * The pointer to the list may itself be NULL: there are none. */
         *also;
     const proto_format *format;
     /* JSON schema of the body and of the answer, with ' in place of "; NULL: the route's row names the schemas */

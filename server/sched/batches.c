@@ -57,7 +57,8 @@ static void begin_transactions(struct loop *loop)
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* Begins none now: the last search did not reach all older transactions, and these must begin before new ones. */
+    /* Begins no transaction now: the last search stopped before it had reached all older transactions, and those must
+     * begin before new ones. */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)

@@ -32,7 +32,7 @@ struct loop {
     int window_fd;
     uv_async_t signalled, step_ended;
     uv_work_t first_work;       /* does nothing, but makes libuv start its threads */
-    _Atomic int stops, reloads; /* numbers of stop and reload signals that were not handled yet */
+    _Atomic int stops, reloads; /* how many stop signals, and how many reload signals, were not handled yet */
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* first and last in the list of requests whose connections are suspended */
@@ -89,7 +89,7 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (accepted requests are finished, then the server stops). --metrics-listen stays open. */
 void stop_drain(struct loop *loop);
 /* Answers all waiting requests now. If an HTTP thread is just posting a request to the main thread, that request is
- * answered by the HTTP thread, which sees `stopping`, or by request_arrived(). */
+ * answered too: by the HTTP thread if it sees `stopping`, and otherwise by request_arrived(). */
 void stop_waiting(struct loop *loop);
 void stop_advance(struct loop *loop, int64_t now_ms);
 

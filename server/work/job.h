@@ -65,17 +65,19 @@ struct job_range {
 
 /* The part of a job that one device computes. Almost every job has only one part, which is the whole job.
  *
- * A part is sent to a device once. If gradients are sums over queries, every part is sent once more when all parts are
- * back, to add up a share of these gradients. A job ends when all its parts are back. If devices failed, the job may
- * then become a single part again and be queued. If one part fails, the others are cancelled, so the job's error is the
- * first one that is not CANCELLED. */
+ * A part is sent to a device once. If gradients are sums over queries, every part is sent a second time, when all parts
+ * are back, to add up a share of these gradients. A job ends when all its parts are back. But if devices failed, the
+ * job may become a single part again and be queued again. If one part fails, the other parts are cancelled, so the
+ * job's error is the first error that is not CANCELLED. */
 struct job_part {
     struct job_part *next;
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
     enum job_way way;
     int number;
-    struct job_range range; /* the share that the part computes; { 0, 0, 1 } if the part is the whole job */
+    /* the heads, batch rows or queries that the part computes, and their share of the job's work; { 0, 0, 1 } if the
+     * part is the whole job */
+    struct job_range range;
     /* Whether the part is with a device for the second time. It then adds up a share of the gradients that are sums
      * over all queries. */
     bool adds;
@@ -90,11 +92,11 @@ struct job_part {
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
     bool ran;         /* whether the part's kernels ran without an error */
     attn_error error; /* why the part failed, if `ran` is false */
-    /* device memory (on `sums_on`) in which the part's gradients that are sums over queries stay until they are added
-     * up (device/sums.c); NULL: none */
+    /* device memory (on `sums_on`) for the part's gradients that are sums over queries; they stay there until they are
+     * added up (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
-    /* next part in the list of device `sums_on`, which has all parts with sums there; the device's lock protects the
+    /* next part in the list of all parts that have sums on the device `sums_on`; that device's lock protects the
      * list */
     struct job_part *next_kept;
     /* number of the device that computes the part, as the backend counts devices */

@@ -80,7 +80,8 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* The main thread may change the value at any time. This does no harm, because the result is only an estimate. */
+    /* The main thread may change seconds_per_job at any time. This does no harm, because the result is only an
+     * estimate. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *
@@ -111,7 +112,8 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    /* Whether jobs are linked by the member in_flow (a list of one client's jobs) or by in_queue (all jobs). */
+    /* True: the list links one client's jobs by their member in_flow. False: it links all jobs by their member
+     * in_queue. */
     bool of_flow;
 };
 

@@ -59,7 +59,7 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
 
-/* Adds the job at the end of the queue. Without a cache transaction, it then moves ahead of less urgent jobs of its
+/* Adds the job at the end of the queue. A job without a cache transaction then moves ahead of less urgent jobs of its
  * account, past at most QUEUE_SCAN_MAX jobs. The caller ensures that the job holds a reference to its flow (client)
  * while it waits. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
@@ -84,8 +84,8 @@ int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_
 /* Called when work of the flow (client) begins to wait: raises the flow's virtual time to the queue's, so that an idle
  * flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Called when work of the flow (client) leaves the queue: raises the queue's virtual time to that of the flow (see
- * queue.c), which here does not include running work. */
+/* Called when work of the flow (client) leaves the queue: raises the queue's virtual time to the flow's virtual time
+ * (see queue.c). Here the flow's virtual time does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
 /* A running batch counts in the virtual time of `flow` from left_ns on, the time at which it was sent to a device.
