@@ -143,8 +143,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Sums `bound` over all pools, and returns the share of this sum that the account may use. INT64_MAX: the account may
- * use all. */
+/* Sums bound() over all pools, and returns the share of this sum that the account may use. INT64_MAX: there is no
+ * limit, because the account may use the whole sum. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {

@@ -8,8 +8,8 @@
  *
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
  * then takes it over like any batch, by devices_submit_late() and inline_adopt(). Until then no thread uses the slot's
- * stream, unless inline_settle() waits for its end. The memory of a late job stays allocated until its kernel has
- * ended. */
+ * stream, unless inline_settle() waits for the end of the job. The memory of a late job stays allocated until its
+ * kernel has ended. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 

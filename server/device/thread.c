@@ -310,8 +310,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts the whole batch, or its first group of problems, on the stream. After an error, work may be on the stream, and
- * the caller must wait for it before it frees memory. */
+/* Puts the whole batch, or its first group of problems, on the stream. After an error, some of this work may be on the
+ * stream. The caller must then wait for that work before the caller frees the batch's memory. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -377,8 +377,8 @@ static void note_stages(const struct device *device, const struct slot *slot)
     batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
 }
 
-/* Frees the gradient sums of a failed batch. If the batch adds up gradients of several parts, other devices may still
- * read them, so the main thread frees them later. */
+/* Frees the gradient sums of a failed batch. But if the batch adds up gradients of several parts, other devices may
+ * still read its sums, so the main thread frees these sums later. */
 static void drop_sums(const struct batch *batch)
 {
     for (int j = 0; j < batch->count && !batch_adds(batch); j++) sums_drop(batch->parts[j]);
@@ -417,8 +417,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     mailbox_post(device->box, &batch->message);
 }
 
-/* When the stream has done all earlier work of the batch, puts the next work on it. The times of the kernels are read
- * from their events first, because the computation of exact outputs uses the same events. */
+/* When the stream has done all earlier work of the batch, puts the batch's next work on the stream. The times of the
+ * kernels are read from their events first, because the computation of exact outputs uses the same events. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -456,7 +456,8 @@ static attn_status try_launch(struct device *device, struct slot *slot, attn_err
     attn_error late;
     attn_status status = launch(device, slot, err);
     if (status == ATTN_OK) return status;
-    /* earlier work on the stream still uses the buffers; waiting also shows whether the device is lost */
+    /* waits, because earlier work on the stream still uses the batch's memory; waiting also shows whether the device is
+     * lost */
     if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST && status != ATTN_DEVICE_LOST) {
         status = ATTN_DEVICE_LOST;
         *err = late;

@@ -49,8 +49,8 @@ struct loop {
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until this time the main thread polls instead of sleeping, because the batch that was sent last to a GPU will
-     * probably end soon (base/polling_sleep.h). */
+    /* Until this time the main thread may poll instead of sleeping, because the batch that was sent last will probably
+     * end soon (base/polling_sleep.h). It polls only while a batch is on a GPU and few requests are suspended. */
     int64_t awake_until_ns;
 
     struct loop_frontend frontend;

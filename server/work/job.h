@@ -96,8 +96,8 @@ struct job_part {
      * added up (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
-    /* next part in the list of all parts that have sums on the device `sums_on`; that device's lock protects the
-     * list */
+    /* next part in the list `kept` of the device `sums_on`, which has the parts with sums on that device; the device's
+     * lock protects the list */
     struct job_part *next_kept;
     /* number of the device that computes the part, as the backend counts devices */
     int index;

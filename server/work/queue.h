@@ -31,7 +31,9 @@ struct queue {
     struct flow *first_flow, *last_flow; /* the flows (clients) with waiting jobs */
     int flows;
     struct flow nobody; /* the flow of all jobs without a flow (client) of their own */
-    int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) whose job was sent to a device last */
+    /* largest virtual time (see queue.c) that a flow (client) had when its work left the queue, without its running
+     * work */
+    int64_t virtual_ns;
     int64_t bytes;
     double seconds_per_job; /* average time per job in recent batches, for the header Retry-After */
     /* number of waiting jobs and the bytes of their tensors, for readers on other threads */
@@ -88,8 +90,8 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
  * (see queue.c). Here the flow's virtual time does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* A running batch counts in the virtual time of `flow` from left_ns on, the time at which it was sent to a device.
- * `flow` is the flow of the batch's first job, or NULL. queue_flow_runs() is called when the batch has been sent, and
+/* A running batch counts in the virtual time of `flow`, from the time left_ns at which it was sent to a device. `flow`
+ * is the flow of the batch's first job, or NULL. queue_flow_runs() is called when the batch has been sent, and
  * queue_flow_ran() when it has come back. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
