@@ -203,9 +203,9 @@ const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. Returns false if the device was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, because a thread noted it as lost or because a batch on it takes too long.
- * Returns NULL if there is none. *overdue becomes true if a batch exceeds its expected time by more than --watchdog-ms.
- * The CPU is not watched. */
+/* Returns a device that must be disabled: a thread noted it as lost, or a batch on it takes too long. Returns NULL if
+ * there is none. *overdue becomes true if a batch exceeds its expected time by more than --watchdog-ms. The CPU is not
+ * watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by their member `next`. */
 struct batch *device_batches(const struct device *device);

@@ -87,8 +87,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if the job is small and all its tensors are in a range of a GPU's memory that a client has registered, so that
- * nothing is copied. */
+/* True if the job is small and none of its tensors must be copied, because all of them lie in a range of a GPU's memory
+ * that a client has registered. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;

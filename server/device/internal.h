@@ -181,8 +181,8 @@ void *device_main(void *argument);
 
 /* ---- Functions of memory.c; a device's thread calls them, or the thread that has taken an inline slot ------------ */
 
-/* Makes mirrors (device memory for copies of host memory) for all regions of host memory that the job uses and that
- * have none yet. */
+/* Makes a mirror (device memory for a copy of host memory) for each region of host memory that the job uses and that
+ * has no mirror yet. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
 /* Allocates device memory for the batch in the slot. memory_drop_mirrors() frees it. */
@@ -278,8 +278,8 @@ attn_status truth_launch(struct device *device, struct slot *slot, attn_error *e
 
 /* ---- Functions that inline.c defines ----------------------------------------------------------------------------- */
 
-/* Opens an inline slot (a stream for small jobs) for each HTTP thread, if the devices are the CPU or can read staging
- * memory (host memory). */
+/* Opens an inline slot (a stream for small jobs) for each HTTP thread. Does so only if the devices are the CPU or can
+ * read staging memory (host memory). */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
 /* Lets a device's thread take over a late job, which an HTTP thread started. */
@@ -294,8 +294,8 @@ double batch_padded_flops(const struct job_part *part);
  * prepare_job() made. A cache transaction gets a new plan, because its page tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
-/* Summary of the batches that run on a device when a guest (a batch whose client has no other batch there) wants to
- * begin. batch_guest_sees() adds one batch to the summary. */
+/* Summary of the batches that run on a device, for a guest that wants to begin (a batch whose client has no other batch
+ * there). batch_guest_sees() adds one batch to the summary. */
 struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of the last batch added */

@@ -1,8 +1,8 @@
 /* parts.c: prepares a part of a cut job on its device. A part is some heads, batch rows or queries of a problem
  * (cut.c). The CPU computes in staging memory (host memory for tensors): the part's tensors are views of the whole
- * tensors. On a GPU, each tensor of the part gets device memory, and one call of attn_copy_rows() copies its rows,
- * which are at equal distances in the whole tensor. Gradients that are sums over all queries stay on the device until
- * they are added up (sums.c). */
+ * tensors. On a GPU, each tensor of the part gets device memory. The part's rows are at equal distances in the whole
+ * tensor, so one call of attn_copy_rows() copies them. Gradients that are sums over all queries stay on the device
+ * until they are added up (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)

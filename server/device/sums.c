@@ -4,11 +4,11 @@
  *     device 1   sums over the queries of part 1:  [ share 0 | share 1 | share 2 ]     + --> share 1 of dk --> host
  *     device 2   sums over the queries of part 2:  [ share 0 | share 1 | share 2 ]     + --> share 2 of dk --> host
  *
- * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
- * the job is over. When all parts are back, each part is sent to its device once more, to add up one share of the
- * elements. For this, the device copies the other parts' sums of this share from the other devices. It adds them in
- * float32, in the order of the parts, and rounds each result once to the dtype of the gradient. All devices copy and
- * add at the same time.
+ * Each part of the job sums these gradients over its own queries, in float32. The sums are in memory of the part's
+ * device, which is kept until the job is over. When all parts are back, each part is sent to its device once more, to
+ * add up one share of the elements. For this, the device copies the other parts' sums of this share from the other
+ * devices. It adds them in float32, in the order of the parts, and rounds each result once to the dtype of the
+ * gradient. All devices copy and add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
  * load. The same request therefore gets the same bits each time. */
@@ -42,8 +42,8 @@ static attn_tensor partial_of(const attn_tensor *result, void *memory)
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Sets *o to the next output after o->id (-1 at first) that is a sum over queries, for a problem that is cut into
- * `parts` parts. Returns false if there is none. */
+/* Sets *o to the next output after o->id (-1 at first) that is a sum over queries. `parts` is the number of parts into
+ * which the problem is cut. Returns false if there is no such output. */
 static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
     do o->id++;

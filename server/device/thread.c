@@ -1,9 +1,10 @@
-/* thread.c: a device's threads. Each thread takes batches from the device's inbox, puts them on the streams of its
- * slots, one batch in each slot, and posts finished batches to the main thread.
+/* thread.c: a device's threads. Each thread takes batches from the device's inbox and puts them on the streams of its
+ * slots, one batch in each slot. It posts finished batches to the main thread.
  *
  * Only one thread uses a stream: a device's thread, or for an inline slot an HTTP thread. A submitted batch comes back
- * exactly once, whatever happens; each of its jobs then has ran == true, or an error. While the thread is in a call
- * that may never return, due_ns is the time by which the call should return, and the main thread watches that time. */
+ * exactly once, whatever happens; each of its jobs then has ran == true, or an error. Some calls of the thread may
+ * never return. During such a call, due_ns is the time by which it should return, and the main thread watches that
+ * time. */
 #include "server/device/internal.h"
 
 #include <assert.h>

@@ -256,8 +256,8 @@ static bool has_left(struct connection *connection, int phase)
 }
 
 /* True if the connection makes no progress and delays the end of a drain (finishing requests before the server stops).
- * Idle connections are closed only when no connection has had a request for a while, because a load balancer may be
- * sending a request on an idle connection. */
+ * A load balancer may be sending a request on an idle connection. Idle connections are therefore closed only when no
+ * connection has had a request for a while. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {

@@ -133,8 +133,8 @@ struct connection *connections_find(struct connections *connections, int fd);
  * still be open. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* Adds the memory of a request to the total when the request begins (`more` is 1), and subtracts it at the end (-1).
- * Call this on the web server's thread. */
+/* Call this with `more` 1 when a request begins, to add the request's memory to the total. Call it with `more` -1 when
+ * the request ends, to subtract that memory. Call this on the web server's thread. */
 void connections_count_request(struct connections *connections, int more);
 
 /* Moves the connection to the phase. Call this on the web server's thread. Returns false if the connection has been
@@ -156,9 +156,9 @@ struct connection_drain_limits {
     int64_t quiet_since_ms; /* last time at which any client sent something */
 };
 
-/* Cuts connections that are too slow. If `drain_limits` is not NULL, the server drains (finishes its requests before it
- * stops), and connections that delay the end of the drain are cut too. A plain (not TLS) client that was sending is
- * answered 408 first. Returns the number of connections that were cut. */
+/* Cuts connections that are too slow. `drain_limits` is NULL unless the server drains (finishes its requests before it
+ * stops). During a drain, connections that delay its end are cut too. A plain (not TLS) client that was sending is
+ * answered 408 before the cut. Returns the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for a new one. A connection counts as idle between two

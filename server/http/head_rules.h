@@ -10,8 +10,8 @@
  * the exchange's members cors and preflight. Call this before head_rules_check(). */
 void head_rules_origin(struct request *request, const struct http_head *head);
 
-/* Finds the route of the request, its account (token) and the format of its body. If a rule is broken, the request
- * fails with a text that says what arrived and what is expected, and often gives a hint. */
+/* Finds the route of the request, its account (token) and the format of its body. If the head breaks a rule, the
+ * request fails. The error's text says what arrived and what is expected, and often gives a hint. */
 void head_rules_check(struct request *request, const struct http_head *head);
 
 #endif

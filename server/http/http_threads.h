@@ -69,9 +69,9 @@ struct http_thread *http_threads_pick_on(struct http_threads *threads, int core)
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* Call this on an HTTP thread when it hands a request to the main thread (`more` is 1) and when the request comes back
- * (`more` is -1). *all is the number of requests that all HTTP threads have handed over. While *all is small, the
- * thread polls for a moment before it sleeps, which keeps its core awake (base/polling_sleep.h). */
+/* Call this on an HTTP thread in two cases: with `more` 1 when it hands a request to the main thread, and with `more`
+ * -1 when the request comes back. *all is the number of requests that all HTTP threads have handed over. While *all is
+ * small, the thread polls for a moment before it sleeps, which keeps its core awake (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
 /* Call this on an HTTP thread before it sends an answer, if no other request waits. The next http_threads_wait() then
  * polls for up to HTTP_EXPECT_NS, because the client's next request may arrive soon. */

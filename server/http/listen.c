@@ -335,7 +335,7 @@ void listener_stop(struct listener *listener)
     loop_unwatch(listener->watch);
     listener->watch = NULL;
     /* If the listener stayed open, the kernel would accept clients during the drain (finishing requests before the
-     * stop), and reset their connections at the end. */
+     * stop). At the end, it would reset their connections. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -366,8 +366,8 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* If all parts of a job ran and some of its gradients are sums over queries, sends each part to its device once more,
- * to add up these gradients. Returns true if a part was sent, so that the job is not over. */
+/* Sends each part of a job to its device once more, if all parts ran and some of the job's gradients are sums over
+ * queries, which must be added up. Returns true if a part was sent, so that the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -380,8 +380,9 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Puts a job back into the queue if a device failed while it computed a part, so that other devices compute the job.
- * False: no other device is usable, or the queue is full. The request then gets the failed device's error. */
+/* Puts a job back into the queue, so that other devices compute it, if a device failed while it computed a part of the
+ * job. Returns false if no other device is usable or the queue is full. The request then gets the failed device's
+ * error. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;

@@ -56,8 +56,8 @@ struct job_truth {
  * queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* The heads, batch rows or queries that one device computes when several devices share a job, and what fraction of the
- * job's work this is. */
+/* What one device computes when several devices share a job: some heads, batch rows or queries. `share` is their
+ * fraction of the job's work. */
 struct job_range {
     int64_t first, end; /* the range is the heads, batch rows or queries from `first` to end - 1 */
     double share;
@@ -119,8 +119,8 @@ struct job {
     /* `inputs` is the staging memory with the input tensors, followed by the outputs if there is room. `spare` is a
      * second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
-    /* Number of parts whose gradients must be added up, because they are sums over queries and each part has some of
-     * the queries. 0: none. */
+    /* Number of parts, if the job is cut by queries and has gradients that are sums over queries: each part has some of
+     * the queries, so the parts' sums must be added up. 0: nothing must be added up. */
     int sum_parts;
     proto_call *call;
     proto_result *results; /* results of the problems, an array of call->count elements */

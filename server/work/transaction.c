@@ -123,8 +123,8 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Makes the problem's k and v views of the pool (the memory of all pages), and sets its page table to `table` and its
- * lengths to `lengths`. */
+/* Makes the problem's k and v views of the pool (the memory of all pages). Sets the problem's page table to `table`,
+ * and its lengths of keys (seqlens_k) to `lengths`. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
@@ -163,8 +163,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     return proto_item_prepare(item, err);
 }
 
-/* Deletes the cache of a sequence whose first request failed, so that later requests are refused and do not attend to
- * an empty cache. */
+/* Deletes the cache of a sequence whose first request failed. Later requests of the sequence are then refused.
+ * Otherwise they would attend to an empty cache. */
 static void drop_started(struct job *job)
 {
     char *const id = job->transaction->started;
