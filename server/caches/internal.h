@@ -66,7 +66,8 @@ struct caches {
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* whether a device has failed and its caches are lost; errors about unknown caches then say so */
+    /* whether a device has failed and its caches are lost; if so, errors about unknown caches say that */
+    bool lost_pool;
     uint64_t looks;
     /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;

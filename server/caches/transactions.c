@@ -418,8 +418,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the caches of the step (a transaction). Sets *wait to whether the step must wait for one of them. In that case,
- * unless `scan` is 0, it also marks the caches (`wanted`), so that younger steps wait behind this one. */
+/* Finds the caches of the step (a transaction). Sets *wait to whether the step must wait for one of them. If it must
+ * wait and `scan` is not 0, also marks the caches (`wanted`), so that younger steps wait behind this step. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();

@@ -211,9 +211,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job in `over`, and returns how many there are. The list has `first`,
- * and all devices that have room for a batch and compute results with the same bits as `first`. *wait_ns is reduced to
- * the time until a device without room may have room. */
+/* Writes the devices that may compute parts of the job to `over`, and returns their number. They are `first`, and all
+ * devices that have room for a batch and compute results with the same bits as `first`. *wait_ns is reduced to the time
+ * until a device without room may have room. */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -275,8 +275,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends the next range of device numbers above `after`, such as "0-3", to the text. Returns its last number, or -1 if
- * there is none. */
+/* Appends the next range of device numbers above `after`, such as "0-3", to the text. Returns the last number of the
+ * range, or -1 if there is no range. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

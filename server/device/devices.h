@@ -50,8 +50,8 @@ struct batch {
     int cancel;
     /* sums over the batch's jobs: floating-point operations, bytes read and written, expected seconds */
     double flops, bytes, seconds;
-    /* Whether an HTTP thread started the batch on the device. No events were then recorded between its copies and
-     * kernels, so only its total time is known. */
+    /* Whether an HTTP thread started the batch on the device. For such a batch no events were recorded between its
+     * copies and kernels, so only its total time is known. */
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which a thread of the device began and ended the batch */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
@@ -90,7 +90,8 @@ struct devices;
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
 /* Tells the devices' threads to end after their running batches, and waits at most `wait_ms` milliseconds. Returns
- * false if a thread still runs then. Afterwards the mailbox may still hold finished batches. */
+ * false if a thread still runs after that time. When the function has returned, the mailbox may still hold finished
+ * batches. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Closes and frees the devices; does nothing for NULL. devices_stop() must have returned true, and the mailbox must be
  * empty. */
@@ -108,8 +109,8 @@ const attn_device_info *
 /* Returns the description of the device with the most memory, as it was when the device was opened. */
 devices_largest(const struct devices *devices);
 /* Lets `source` give out host memory that the first device has pinned, because devices copy from pinned memory fastest.
- * Returns false if no device copies; ordinary memory is then as good. The devices must outlive the staging pool, which
- * takes its memory from `source`. */
+ * Returns false if no device copies from host memory, so that ordinary memory is as good. The devices must outlive the
+ * staging pool, which takes its memory from `source`. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
 /* Returns the device whose driver pins staging memory (host memory for tensors); NULL: no device copies from it. */
 attn_device *devices_copier(const struct devices *devices);

@@ -156,11 +156,12 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* Begins the job's cache transaction, and sets *placed to its problem with device addresses. Returns false if the job
- * cannot run on this inline slot; its transaction may have begun even then (transaction_has_begun()). */
+/* Begins the job's cache transaction, and sets *placed to the job's problem with device addresses. Returns false if the
+ * job cannot run on this inline slot. Even if the result is false, the transaction may have begun
+ * (transaction_has_begun()). */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* the error text is not needed: the main thread will try the same, get the same error and report it */
+    /* the error text is not needed: the main thread will try what fails here, get the same error and report it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -172,8 +173,8 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
 }
 
 /* Prepares a job to run now: its cache transaction, its plan (choice of kernel) and scratch memory. The plan of a cache
- * transaction refers to *placed. Returns false if the job cannot run on this inline slot; its transaction may have
- * begun even then. */
+ * transaction refers to *placed. Returns false if the job cannot run on this inline slot. Even if the result is false,
+ * the transaction may have begun. */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -181,7 +182,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* the error text is not needed: the main thread will try the same, get the same error and report it */
+    /* the error text is not needed: the main thread will try what fails here, get the same error and report it */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&

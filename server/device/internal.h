@@ -89,7 +89,7 @@ struct slot {
     /* for each leader: the number of jobs in the merged problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
     int16_t place[CONFIG_MAX_BATCH]; /* position of each job's problem in its merged problem */
-    /* whether a kernel copies the job's tensors to and from the merged problem; the job then has no device memory of
+    /* whether a kernel copies the job's tensors to and from the merged problem; if so, the job has no device memory of
      * its own */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* problem[j] is the index in `problems` of the first problem of job j */

@@ -28,8 +28,8 @@ struct output {
     int id;
     int64_t elements;
     size_t own; /* offset of the part's float32 sums over its own queries */
-    /* Offset of the memory for the other parts' float32 sums over the elements that this part adds up. Each other part
-     * has slot_bytes there. */
+    /* Offset of the memory for the other parts' float32 sums over the elements that this part adds up. It has
+     * slot_bytes bytes for each other part. */
     size_t received;
     size_t slot_bytes;
     size_t result; /* offset of the results of this part's share (the elements that it adds up) */

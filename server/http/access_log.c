@@ -36,7 +36,7 @@ static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* If no request has failed, a status 400 comes from libmicrohttpd. It then means invalid framing, and never
+    /* If no request has failed, a status 400 comes from libmicrohttpd. Such a status means invalid framing, and never
      * INVALID_REQUEST. */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)

@@ -176,8 +176,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
     /* The three stores have a fixed order: since_ms, then progress_bytes, then phase. connections_sweep() loads phase
-     * first and since_ms last. Otherwise it might combine an old since_ms with 0 bytes, and cut the client as too
-     * slow. */
+     * first and since_ms last. With another order, the sweep might combine an old since_ms with 0 bytes, and cut the
+     * client as too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -275,7 +275,7 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
 }
 
 /* True if the client has taken too long for the present phase. If the server has not read all bytes from the client,
- * the server itself is late: then only the time limit of the whole body or answer counts. */
+ * the server itself is late. In that case only the time limit of the whole body or answer counts. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {

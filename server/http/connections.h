@@ -47,7 +47,7 @@ struct connection {
     /* The web server's socket. Functions of connections.c may shut it down while the connection is in the table. Only
      * the web server closes it. */
     int fd;
-    bool plain; /* whether the client uses no TLS; a fixed answer may then be written directly to the socket */
+    bool plain; /* whether the client uses no TLS; if so, a fixed answer may be written directly to the socket */
     char peer[PEER_BYTES];
     _Atomic bool known; /* whether a request on this connection has shown a valid token */
     _Atomic int phase;

@@ -147,8 +147,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* There was no memory to send the job to all devices. If some of its parts were sent, they are cancelled. The
-         * answer then waits until they end, because devices may use the client's memory. */
+        /* There was no memory to send the job to all devices. If some of its parts were sent, they are cancelled. In
+         * that case the answer waits until these parts end, because devices may use the client's memory. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -426,8 +426,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        /* A part that adds up gradients copies them from other devices. If one of these is lost before the copy, the
-         * part gets the status CANCELLED, although nobody has cancelled its batch. */
+        /* A part that adds up gradients copies sums from other devices. If one of these devices is lost before the
+         * copy, the part gets the status CANCELLED, although nobody has cancelled its batch. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);

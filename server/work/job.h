@@ -78,7 +78,7 @@ struct job_part {
     /* the heads, batch rows or queries that the part computes, and their share of the job's work; { 0, 0, 1 } if the
      * part is the whole job */
     struct job_range range;
-    /* Whether the part is with a device for the second time. It then adds up a share of the gradients that are sums
+    /* Whether the part is with a device for the second time. If so, it adds up a share of the gradients that are sums
      * over all queries. */
     bool adds;
 
@@ -193,7 +193,7 @@ struct job {
     struct request *request;     /* the request that waits for the job; NULL: its client no longer waits */
     struct finishing *finishing; /* work after the run, such as verification; NULL: none */
     int parts_out;               /* number of the job's parts that were sent to devices and are not back yet */
-    /* links in the list of all waiting jobs, and in that of the job's flow (client) */
+    /* links in the list of all waiting jobs, and in the list of the waiting jobs of the same flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked; /* whether the job waits because its cache transaction cannot begin yet */

@@ -81,7 +81,8 @@ struct queue_taker {
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the virtual time (see queue.c) of a flow (client). NULL: that of the flow for all jobs without a client. */
+/* Returns the virtual time (see queue.c) of a flow (client). If `flow` is NULL, returns that of the queue's flow
+ * `nobody`, which has all jobs without a client. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Called when work of the flow (client) begins to wait: raises the flow's virtual time to the queue's, so that an idle
  * flow saves up no time. */

@@ -181,9 +181,9 @@ void request_fail_in_job(struct request *request, const attn_error *why);
  * when the next state needs none. Only the request's owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Charges the size of the request's text or answer to the limit on staging memory (memory for tensors), although it
- * lies elsewhere. Only the growth since the last call is charged. The request's account is charged too. Errors: BUSY,
- * QUOTA. */
+/* Charges the size of the request's text or answer to the limit on staging memory (memory for tensors), although the
+ * text or answer lies elsewhere. Only the growth since the last call is charged. The request's account is charged too.
+ * Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed while it was received: parser, place in the queue, memory for tensors, references to
