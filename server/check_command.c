@@ -132,8 +132,8 @@ static bool put_member(cJSON *metadata, const cJSON *member)
 }
 
 /* Returns a new header for the safetensors file: its old header plus the members of the JSON file `name`. *data becomes
- * the offset in the old file of the bytes after its header. Returns NULL after printing a message if the members were
- * refused. */
+ * the offset at which the old file continues after its header. Returns NULL after printing a message if the members
+ * were refused. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;

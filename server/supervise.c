@@ -61,7 +61,8 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    /* room for a number and a comma for each of CONFIG_MAX_LISTEN listeners, and for that of --metrics-listen */
+    /* room for a number and a comma for each listener: at most CONFIG_MAX_LISTEN of --listen, and that of
+     * --metrics-listen */
     char numbers[(CONFIG_MAX_LISTEN + 1) * 12];
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);

@@ -13,7 +13,7 @@
  *
  *   caches_look()    HTTP thread     Checks that the caches exist and fit together. Takes no pages.
  *   caches_begin()   main or HTTP    Takes pages, lists the pages that the device must copy, and writes the page table.
- *                                    Must wait while another step uses one of the caches, unless neither step appends.
+ *                                    Must wait while another step uses one of the caches, if either step appends.
  *   (the device copies pages and computes)
  *   caches_end()     main or HTTP    If `commit` is true, the caches keep the new positions. Otherwise they are as
  *                                    before the step.
@@ -109,9 +109,9 @@ attn_status caches_truncate(struct caches *caches, const struct caller *caller, 
                             struct cache_info *info, attn_error *err);
 attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err);
 
-/* Finds the cache of a sequence by the name that the account has given to the sequence (shorter than
- * PROTO_SEQUENCE_BYTES), and writes the cache's id. If a shape is given, the sequence starts: a new cache replaces any
- * earlier one of that name. */
+/* Finds the cache of a KServe sequence, and writes the cache's id. `name` is the name that the account has given to the
+ * sequence, and is shorter than PROTO_SEQUENCE_BYTES. If a shape is given, the sequence starts: a new cache replaces
+ * any earlier cache of that name. */
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
@@ -154,21 +154,22 @@ struct cache_step {
     size_t granule;
     bool k_scaled, v_scaled; /* whether the caches have quantisation scales for keys and for values */
     int64_t most;            /* number of pages of the transaction's largest cache */
-    /* [rows]: lengths of the caches after the transaction; estimates until it has begun */
+    /* [rows]: lengths of the caches after the transaction; until the transaction has begun, these are estimates */
     int32_t *lengths;
 
     bool begun;
     /* [rows, most]: page numbers of each cache. This array and the arrays below are in the memory given to
      * caches_begin(). */
     int32_t *table;
-    int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
-    /* [rows]: number of positions in pages that the cache shares with the cache of the previous row */
+    int32_t *table_lengths; /* [rows]: a copy of `lengths`, in the memory given to caches_begin() */
+    /* [rows]: how many positions at its beginning the cache shares with the cache of the previous row (in common
+     * pages) */
     int32_t *prefix_keys;
-    /* whether neighbouring caches have so many pages in common that the device should read these pages only once
-     * (prefix_keys) */
+    /* whether the caches of successive rows have so many pages in common that the device should read these pages only
+     * once (prefix_keys) */
     bool shares;
-    /* [rows, kv_heads]: the caches' quantisation scales, or NULL. They are stored in `scales` until the transaction has
-     * begun, and then in the memory of the page tables. */
+    /* [rows, kv_heads]: the caches' quantisation scales; NULL: none. Until the transaction has begun they lie in
+     * `scales`, and from then on in the memory given to caches_begin(), after the page tables. */
     float *k_scale, *v_scale;
     /* copies that the device makes before it computes: of shared pages, and of new keys and values to pages */
     attn_move *moves;
@@ -184,7 +185,8 @@ struct cache_step {
 
 /* Fills in *step, a transaction on the caches with the ids `ids`. Checks that the caches exist and all have the same
  * shape and device. `rows` is the number of caches, at most CACHES_ROWS. Errors name the row (the index in `ids`):
- * NOT_FOUND, INVALID (different shapes or devices, or a cache twice in a step that appends), TOO_LARGE. Call
+ * NOT_FOUND, INVALID (the caches differ in shape or device, or a step that appends names a cache twice), TOO_LARGE (a
+ * cache would become too long). TOO_LARGE also means that the caches have too many pages for one transaction. Call
  * caches_drop_step() also after an error. */
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
@@ -197,8 +199,9 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
  * yet. It must wait while another step uses one of its caches, if one of the two steps appends. It must also wait for
  * an older waiting step that needs one of its caches, and while one of its caches is about to be truncated.
  *
- * To retry waiting steps, call this for all of them, from the oldest to the youngest, with the same number in `scan`.
- * Use a new number for each such pass. `scan` is 0 if no other step waits and the caller will not let this step wait.
+ * Waiting steps are retried in passes. A pass calls this function for all waiting steps, from the oldest to the
+ * youngest. `scan` is the number of the pass: it is the same in all calls of a pass, and new in each pass. A caller
+ * that will not let its step wait passes 0 in `scan`, but only if no other step waits.
  *
  * Errors: NOT_FOUND, TOO_LARGE (for the pool or the account's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a
  * larger table than caches_table_bytes() said). */

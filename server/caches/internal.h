@@ -50,8 +50,8 @@ struct cache {
     bool writing, dead;
     /* length to which the cache is cut when its running transactions end; -1: it is not cut */
     int64_t truncate_to;
-    /* `scan` of the last call of caches_begin() or caches_ask() for a step (transaction) that uses this cache and had
-     * to wait */
+    /* number `scan` of the last pass (see caches_begin()) in which a step (transaction) that uses this cache had to
+     * wait; younger steps of that pass wait behind it */
     uint64_t wanted;
     /* number of the last call of caches_look() that named this cache; it shows whether a call names the cache twice */
     uint64_t looked;
@@ -66,7 +66,8 @@ struct caches {
     char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* whether a device has failed and its caches are lost; errors about unknown caches then say so */
+    /* whether a device has failed and its caches are lost; if so, errors about unknown caches say that */
+    bool lost_pool;
     uint64_t looks;
     /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;
@@ -127,7 +128,8 @@ void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* Removes the cache from the table. Its pages are freed when the last step (transaction) on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* Updates the time at which the next cache expires. Call this when the last transaction on the cache has ended. */
+/* Updates the time at which the next cache of the table expires. Call this when the last transaction on `cache` has
+ * ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
 /* Removes all caches that were unused for longer than their time to live. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);

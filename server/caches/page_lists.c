@@ -77,8 +77,8 @@ static void count_block(struct pages *pages, const struct page_block *block, int
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* Updates the numbers of shared pages. `sign` is 1 when a page of this block is added to a second block, and -1 when
- * the page is only in this block again. */
+/* Updates the numbers of shared pages when one page of this block begins to be in a second block too (`sign` is 1), or
+ * is in no other block any more (`sign` is -1). */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;

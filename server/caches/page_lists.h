@@ -4,9 +4,9 @@
  *   list:   | block of 1024 page numbers | block of 1024 | block of 300 |
  *   fork:   |  the same block            | own block of 700 |
  *
- * A fork has the same pages as the cache that it was made from. The cache and the fork share whole blocks, which never
- * change from then on; the numbers of the last block are copied. Making a fork, counting shared pages and deleting a
- * fork therefore touch a thousand blocks at most, and not a million pages.
+ * A fork has the same pages as the cache that it was made from. The cache and the fork share the full blocks, which
+ * never change from then on. The page numbers of the last block are copied. Making a fork, counting its shared pages
+ * and deleting it therefore touch a thousand blocks at most, and not a million pages.
  *
  * A page has a reference for each block that contains its number (pages.h). A block has a reference for each list that
  * contains the block. A page is shared if its block is shared, or if more than one block contains its number. The
@@ -63,15 +63,15 @@ void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
  * if the page is free now. The list's memory stays reserved. */
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
-/* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these pages (all, or all
- * but the last) have no free positions, so neither list will ever replace them. When out of memory, changes nothing and
- * returns false. */
+/* Makes the empty list `to` a list of the first `count` pages of `from`. `full` is the number of these pages that have
+ * no free positions: all, or all but the last. Neither list will ever replace such a page. When out of memory, changes
+ * nothing and returns false. */
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 
 /* Allocates the memory that a later page_list_cut() to `count` pages needs. Returns false when out of memory. Between
- * the two calls, pages may be added to the list, and forks of the list may be made if they share fewer than `count`
- * full pages. */
+ * the two calls, pages may be added to the list. The list may also be forked, but only if the fork shares fewer than
+ * `count` full pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
 /* Keeps the first `count` pages of the list and drops all later pages. Call page_list_may_cut() first, unless `count`
  * is 0. Returns the number of pages that became free. */

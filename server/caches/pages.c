@@ -1,8 +1,8 @@
 /* pages.c: allocates pages of KV caches. A page is a run of granules (units of memory). This file keeps a bit for each
  * granule, and searches for free granules from where the last search ended.
  *
- * If all caches have one shape, the next granules are nearly always free. The longest search, over all PAGES_GRANULES,
- * takes a millisecond. */
+ * If all caches have one shape, the granules where a search begins are nearly always free. The longest search, over all
+ * PAGES_GRANULES, takes a millisecond. */
 #include "server/caches/pages.h"
 
 #include <assert.h>

@@ -4,8 +4,8 @@
  * last step ends.
  * 2. A step that has begun has reserved all memory that its end needs, so the end cannot fail.
  * 3. A page is charged to one account, from its allocation until its last reference is dropped.
- * 4. A pool's memory is allocated without the lock, while `opening` is set. Otherwise the lock is held only for short
- * times: searching all caches for expired ones is needed only when caches or pages run out. */
+ * 4. While the memory of a pool is allocated, the lock is not held, and `opening` is set. All other work holds the lock
+ * only for short times: a search of all caches for expired ones is needed only when caches or pages run out. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -143,8 +143,8 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* Sums `bound` over all pools, and returns the share of this sum that the account may use. INT64_MAX: the account may
- * use all. */
+/* Sums bound() over all pools, and returns the share of this sum that the account may use. INT64_MAX: there is no
+ * limit, because the account may use the whole sum. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -654,7 +654,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* counts as a user of the cache, because admit() removes expired caches without users */
+        /* counts the fork as a user of `from`, because admit() removes expired caches that have no users */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

@@ -90,8 +90,8 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
-/* Copies the quantisation scales of the caches for the check of the problem. They are copied again when the transaction
- * begins. */
+/* Copies the caches' quantisation scales to `step`, because the problem (the computation of the request) is checked
+ * before the transaction begins. The scales are copied again when it begins. */
 static attn_status look_at_scales(struct cache_step *step, attn_error *err)
 {
     const size_t count = (size_t)step->rows * (size_t)step->shape.kv_heads;
@@ -271,7 +271,7 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
 }
 
 /* Allocates the new pages of a row (a cache of the transaction) in the pool. Returns FULL if the pool has no room. The
- * pages allocated before then stay in the row, and begin() gives them back. */
+ * pages that were already allocated stay in the row in this case, and begin() gives them back to the pool. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -300,7 +300,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        /* counts as a user of the cache, because expired caches without users may now be removed */
+        /* counts the transaction as a user of the cache, because expired caches without users may now be removed */
         step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);
@@ -329,9 +329,9 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* Adds the moves (copies that the device makes) for the keys or the values of one page. Positions [0, kept) are copied
- * from `old`, or are in place if `old` is NULL. Positions [kept, end) are copied from `rows`. If `fresh` is true, the
- * rest of the page is cleared. */
+/* Adds the moves (copies that the device makes) for the keys or the values of one page. Positions [0, kept) of the page
+ * are copied from `old`; if `old` is NULL, they are in the page already. Positions [kept, end) are copied from `rows`.
+ * If `fresh` is true, the rest of the page is cleared. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {
@@ -379,8 +379,9 @@ static void write_table(struct cache_step *step, int index)
     copy_scales(cache, index, step->k_scale, step->v_scale);
 }
 
-/* True if `step` (a transaction) must wait for one of its caches: another step appends to it, or uses it while `step`
- * would append, or an older step waits for it, or the cache is about to be truncated. */
+/* True if `step` (a transaction) must wait for one of its caches. This is so if another step appends to the cache, if
+ * `step` appends and another step uses the cache, if an older step waits for the cache, or if the cache is about to be
+ * truncated. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {
@@ -417,8 +418,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the caches of the step (a transaction). Sets *wait to whether the step must wait for one of them. In that case,
- * unless `scan` is 0, it also marks the caches (`wanted`), so that younger steps wait behind this one. */
+/* Finds the caches of the step (a transaction). Sets *wait to whether the step must wait for one of them. If it must
+ * wait and `scan` is not 0, also marks the caches (`wanted`), so that younger steps wait behind this step. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();

@@ -11,14 +11,14 @@
  * All parts run the kernel that the whole problem would run, so their results are equal, to the bit, to those of one
  * device. If a problem is cut by queries, gradients that are sums over queries, such as dk, are added up (sums.c).
  *
- * Some problems are not cut, or not in each way, because their answers could differ:
+ * Some problems are not cut, or not in every way, because their answers could differ:
  *
  *   a gradient that is a sum over all heads        not by heads, because the sums of parts would be rounded differently
  *   a gradient that is a sum over the batch        not by batch, for the same reason
  *   an option that counts queries                  not by queries (attn_queries_divide())
  *   caches, tensors in a GPU's memory              not cut, because only one device has them
  *   a part would be computed by another kernel     not cut: a kernel may take some sizes or addresses and not others
- *   devices of different kinds                     not cut over them, because their kernels may round differently */
+ *   devices of different kinds                     do not share a problem: their kernels may round differently */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -88,8 +88,8 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* Size of the largest part, in heads or batch rows. If fewer than `count` parts of this size hold all heads or
-     * rows, the job is cut into fewer parts. With `count` parts, the largest part would have the same size. */
+    /* Size of the largest part, in heads or batch rows. The job is cut into as few parts of at most this size as hold
+     * all heads or rows. These may be fewer than `count`, and with more parts the largest part would be no smaller. */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -211,9 +211,9 @@ int cut_most_parts(const struct devices *devices, const struct job *job)
     return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-/* Lists the devices that may compute parts of the job in `over`, and returns how many there are. The list has `first`,
- * and all devices that have room for a batch and compute results with the same bits as `first`. *wait_ns is reduced to
- * the time until a device without room may have room. */
+/* Writes the devices that may compute parts of the job to `over`, and returns their number. They are `first`, and all
+ * devices that have room for a batch and compute results with the same bits as `first`. *wait_ns is reduced to the time
+ * until a device without room may have room. */
 static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
                         int64_t *wait_ns, struct device *over[CONFIG_MAX_DEVICES])
 {
@@ -237,7 +237,7 @@ bool cut_may_leave(const struct devices *devices, struct device *first, const st
     if (job->sum_parts == 0) return true;
     for (int i = 0; i < devices->count; i++) usable += !devices->device[i]->disabled;
     const attn_problem *const whole = job_problem(job, 0);
-    /* if all usable devices together lack the memory, the job does not wait */
+    /* if even all usable devices together lack the memory for the sums, the job does not wait for more devices */
     return !have_memory(devices, whole, job->sum_parts, usable) ||
            have_memory(devices, whole, job->sum_parts, list_devices(devices, first, job, now_ns, wait_ns, over));
 }
@@ -275,8 +275,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- What the answer says about the parts ------------------------------------------------------------------------ */
 
-/* Appends the next range of device numbers above `after`, such as "0-3", to the text. Returns its last number, or -1 if
- * there is none. */
+/* Appends the next range of device numbers above `after`, such as "0-3", to the text. Returns the last number of the
+ * range, or -1 if there is no range. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;

@@ -50,8 +50,8 @@ struct batch {
     int cancel;
     /* sums over the batch's jobs: floating-point operations, bytes read and written, expected seconds */
     double flops, bytes, seconds;
-    /* Whether an HTTP thread started the batch on the device. No events were then recorded between its copies and
-     * kernels, so only its total time is known. */
+    /* Whether an HTTP thread started the batch on the device. For such a batch no events were recorded between its
+     * copies and kernels, so only its total time is known. */
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which a thread of the device began and ended the batch */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
@@ -66,8 +66,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* True if the batch only adds up gradients that are sums over all queries. Its part has run its kernels already. It was
- * sent to its device again, to add up its share of these gradients. */
+/* True if the batch only adds up gradients that are sums over all queries. Such a batch has one part, which has run its
+ * kernels already. The part was sent to its device a second time, to add up its share of these gradients. */
 static inline bool batch_adds(const struct batch *batch)
 {
     return batch->parts[0]->adds;
@@ -90,7 +90,8 @@ struct devices;
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
 /* Tells the devices' threads to end after their running batches, and waits at most `wait_ms` milliseconds. Returns
- * false if a thread still runs then. Afterwards the mailbox may still hold finished batches. */
+ * false if a thread still runs after that time. When the function has returned, the mailbox may still hold finished
+ * batches. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Closes and frees the devices; does nothing for NULL. devices_stop() must have returned true, and the mailbox must be
  * empty. */
@@ -108,8 +109,8 @@ const attn_device_info *
 /* Returns the description of the device with the most memory, as it was when the device was opened. */
 devices_largest(const struct devices *devices);
 /* Lets `source` give out host memory that the first device has pinned, because devices copy from pinned memory fastest.
- * Returns false if no device copies; ordinary memory is then as good. The devices must outlive the staging pool, which
- * takes its memory from `source`. */
+ * Returns false if no device copies from host memory, so that ordinary memory is as good. The devices must outlive the
+ * staging pool, which takes its memory from `source`. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
 /* Returns the device whose driver pins staging memory (host memory for tensors); NULL: no device copies from it. */
 attn_device *devices_copier(const struct devices *devices);
@@ -153,9 +154,10 @@ void cut_prepare(const struct devices *devices, struct job *job);
  *                     gradients, if they are added up already, or if a device was lost with a part's sums. That part
  *                     then has the error DEVICE_LOST.
  *   sums_free()       Call this when no device has a part of the job. It frees the parts' memory for sums.
- *   sums_free_part()  Call this when a part is back and no part adds up. It frees that part's memory for sums.
- *   sums_lose()       Call this when a device that hangs has a part of the job. If parts are adding up, the memory of
- *                     their sums may never be freed. No batch waits for that memory any more. */
+ *   sums_free_part()  Call this when a part is back and is not adding up, and nobody waits for the job any more. It
+ *                     frees that part's memory for sums.
+ *   sums_lose()       Call this when a device that hangs has a part of the job. If the parts are adding up, the memory
+ *                     of their sums may never be freed. Batches then stop waiting for that memory. */
 bool sums_begin(struct job *job);
 void sums_free(struct job *job);
 void sums_free_part(struct job_part *part);
@@ -164,8 +166,8 @@ void sums_lose(struct job *job);
 /* Returns the device with the least work among those that may have room for a batch. If several have the least work,
  * returns the one with the fewest batches. Leaves out devices whose bit in `passed_over` is set. NULL: all are busy. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
-/* True if the device has room for a batch that begins with this job. If not, and if the job's flow (client) has no
- * batch on the device, reduces *wait_ns to the time until there may be room. The caller must have set *wait_ns. */
+/* True if the device has room for a batch that begins with this job. If it has none, and the job's flow (client) has no
+ * batch on the device, *wait_ns is reduced to the time until there may be room. The caller must have set *wait_ns. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* Cuts a job that is expected to take longer than --split-above-ms into parts, just before it is sent to the device
@@ -185,8 +187,8 @@ void cut_name_backend(const struct devices *devices, struct job *job);
 /* Combines the differences from exact outputs that several devices found in the parts of a job. All parts must have
  * run. */
 void cut_join_truths(struct job *job);
-/* True if the device is the CPU and runs short batches, the oldest of which will probably end soon. *wait_ns is then
- * the time that a second batch should wait before it is sent, because more jobs may join it meanwhile. */
+/* True if the device is the CPU and runs short batches, the oldest of which will probably end soon. More jobs may join
+ * a second batch meanwhile, so *wait_ns becomes the time for which that batch should wait before it is sent. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 /* Sends the batch to the device, which must have room. Parts of a job whose gradients are added up (sum_parts > 0) may
  * also be sent to a device without room. */
@@ -202,9 +204,9 @@ const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. Returns false if the device was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, because a thread noted it as lost or because a batch on it takes too long.
- * Returns NULL if there is none. *overdue becomes true if a batch exceeds its expected time by more than --watchdog-ms.
- * The CPU is not watched. */
+/* Returns a device that must be disabled: a thread noted it as lost, or a batch on it takes too long. Returns NULL if
+ * there is none. *overdue becomes true if a batch exceeds its expected time by more than --watchdog-ms. The CPU is not
+ * watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by their member `next`. */
 struct batch *device_batches(const struct device *device);

@@ -8,8 +8,8 @@
  *
  * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
  * then takes it over like any batch, by devices_submit_late() and inline_adopt(). Until then no thread uses the slot's
- * stream, unless inline_settle() waits for its end. The memory of a late job stays allocated until its kernel has
- * ended. */
+ * stream, unless inline_settle() waits for the end of the job. The memory of a late job stays allocated until its
+ * kernel has ended. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 
@@ -87,8 +87,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if the job is small and all its tensors are in a range of a GPU's memory that a client has registered, so that
- * nothing is copied. */
+/* True if the job is small and none of its tensors must be copied, because all of them lie in a range of a GPU's memory
+ * that a client has registered. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -140,9 +140,9 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* ask_ns: time of the next call of the driver. Some GPUs write to host memory at the end of the work; most
-             * polls then read only that memory. The driver is called once per INLINE_ASK_NS, because only the driver
-             * reports errors. */
+            /* ask_ns: time of the next call of the driver. Some GPUs write to host memory at the end of the work; for
+             * these, most polls read only that memory. The driver is still called once per INLINE_ASK_NS, because only
+             * the driver reports errors. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -156,11 +156,12 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* Begins the job's cache transaction, and sets *placed to its problem with device addresses. Returns false if the job
- * cannot run on this inline slot; its transaction may have begun even then (transaction_has_begun()). */
+/* Begins the job's cache transaction, and sets *placed to the job's problem with device addresses. Returns false if the
+ * job cannot run on this inline slot. Even if the result is false, the transaction may have begun
+ * (transaction_has_begun()). */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    /* the error text is not needed: the main thread will try the same, get the same error and report it */
+    /* the error text is not needed: the main thread will try what fails here, get the same error and report it */
     attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
@@ -172,8 +173,8 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
 }
 
 /* Prepares a job to run now: its cache transaction, its plan (choice of kernel) and scratch memory. The plan of a cache
- * transaction refers to *placed. Returns false if the job cannot run on this inline slot; its transaction may have
- * begun even then. */
+ * transaction refers to *placed. Returns false if the job cannot run on this inline slot. Even if the result is false,
+ * the transaction may have begun. */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -181,7 +182,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    /* the error text is not needed: the main thread will try the same, get the same error and report it */
+    /* the error text is not needed: the main thread will try what fails here, get the same error and report it */
     attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&

@@ -25,8 +25,8 @@ enum inline_outcome {
 enum inline_outcome inline_run(struct devices *devices, struct job *job);
 /* Waits for the end of a late job (INLINE_LATE), however long it takes. Does nothing for other jobs. */
 void inline_settle(struct job *job);
-/* True if the device is the CPU and HTTP threads compute small jobs on it. They should then run on the cores on which
- * their clients' packets arrive. */
+/* True if the device is the CPU and HTTP threads compute small jobs on it. If so, HTTP threads should run on the cores
+ * on which their clients' packets arrive. */
 bool inline_near(const struct devices *devices);
 /* Returns how many jobs HTTP threads have computed themselves since the last call. Sets *seconds to the time that these
  * jobs took: processor time on the CPU, elapsed time on a GPU. Any thread may call this. */

@@ -68,7 +68,7 @@ struct slot {
     int64_t truth_step;
     bool truth_began; /* whether kernels for the batch's exact outputs have been put on the stream */
     void *truth_out;  /* device memory for the exact `out` (in float64) of one item (problem) */
-    /* device memory for the differences between exact outputs and the outputs of this batch, if it is a part of a cut
+    /* device memory for the differences between the batch's outputs and the exact outputs; only for a part of a cut
      * job */
     attn_truth_distance *truth_distances;
     int64_t began_ns;
@@ -89,7 +89,7 @@ struct slot {
     /* for each leader: the number of jobs in the merged problem, the leader included */
     int16_t members[CONFIG_MAX_BATCH];
     int16_t place[CONFIG_MAX_BATCH]; /* position of each job's problem in its merged problem */
-    /* whether a kernel copies the job's tensors to and from the merged problem; the job then has no device memory of
+    /* whether a kernel copies the job's tensors to and from the merged problem; if so, the job has no device memory of
      * its own */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* problem[j] is the index in `problems` of the first problem of job j */
@@ -113,7 +113,7 @@ struct device {
     int thread_count;
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
-    int streams; /* number of slots, and so of running batches, that one flow (client) may use */
+    int streams; /* number of slots that one flow (client) may use, and so the number of its running batches */
     /* number of slots; each slot can run one batch. Includes the slots for guests (batches of clients that have no
      * other batch on the device). */
     int slot_count;
@@ -156,8 +156,8 @@ struct device {
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    /* the device's handle: on the CPU, one that belongs to this stream alone; on a GPU, the handle of the device's
-     * thread */
+    /* handle of the device: on the CPU, this stream has a handle of its own; on a GPU, it uses the handle of the
+     * device's thread */
     attn_device *handle;
     struct slot slot;
 };
@@ -181,8 +181,8 @@ void *device_main(void *argument);
 
 /* ---- Functions of memory.c; a device's thread calls them, or the thread that has taken an inline slot ------------ */
 
-/* Makes mirrors (device memory for copies of host memory) for all regions of host memory that the job uses and that
- * have none yet. */
+/* Makes a mirror (device memory for a copy of host memory) for each region of host memory that the job uses and that
+ * has no mirror yet. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
 /* Allocates device memory for the batch in the slot. memory_drop_mirrors() frees it. */
@@ -235,8 +235,8 @@ bool parts_use(const attn_problem *p, int id);
  * problem's tensors. */
 attn_status parts_take(struct device *device, struct slot *slot, struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Enqueues copies on the slot's stream. If `out` is true, they copy the part's results to the host. Otherwise they copy
- * its inputs to the device. `there` is the part's problem on the device. */
+/* Enqueues copies on the slot's stream. If `out` is true, the part's results are copied to the host. Otherwise the
+ * part's inputs are copied to the device. `there` is the part's problem on the device. */
 attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 
@@ -278,8 +278,8 @@ attn_status truth_launch(struct device *device, struct slot *slot, attn_error *e
 
 /* ---- Functions that inline.c defines ----------------------------------------------------------------------------- */
 
-/* Opens an inline slot (a stream for small jobs) for each HTTP thread, if the devices are the CPU or can read staging
- * memory (host memory). */
+/* Opens an inline slot (a stream for small jobs) for each HTTP thread. Does so only if the devices are the CPU or can
+ * read staging memory (host memory). */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
 /* Lets a device's thread take over a late job, which an HTTP thread started. */
@@ -294,8 +294,8 @@ double batch_padded_flops(const struct job_part *part);
  * prepare_job() made. A cache transaction gets a new plan, because its page tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
-/* Summary of the batches that run on a device when a guest (a batch whose client has no other batch there) wants to
- * begin. batch_guest_sees() adds one batch to the summary. */
+/* Summary of the batches that run on a device, for a guest that wants to begin (a batch whose client has no other batch
+ * there). batch_guest_sees() adds one batch to the summary. */
 struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of the last batch added */

@@ -212,8 +212,8 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
     }
 }
 
-/* Appends the copies that job `j` needs to slot->moves, which has *count entries: copies of outputs if `out`, and
- * otherwise of inputs. */
+/* Appends the copies that job `j` needs to slot->moves: copies of its outputs if `out` is true, and otherwise of its
+ * inputs. *count is the number of entries of slot->moves. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
     const struct job *const job = batch_job(slot->batch, j);

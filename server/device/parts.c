@@ -1,8 +1,8 @@
 /* parts.c: prepares a part of a cut job on its device. A part is some heads, batch rows or queries of a problem
  * (cut.c). The CPU computes in staging memory (host memory for tensors): the part's tensors are views of the whole
- * tensors. On a GPU, each tensor of the part gets device memory, and one call of attn_copy_rows() copies its rows,
- * which are at equal distances in the whole tensor. Gradients that are sums over all queries stay on the device until
- * they are added up (sums.c). */
+ * tensors. On a GPU, each tensor of the part gets device memory. The part's rows are at equal distances in the whole
+ * tensor, so one call of attn_copy_rows() copies them. Gradients that are sums over all queries stay on the device
+ * until they are added up (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)
@@ -55,8 +55,8 @@ attn_status parts_take(struct device *device, struct slot *slot, struct job_part
     return sums_take(device, part, problem, err);
 }
 
-/* Describes the copy of one tensor of a part, to the host if `out`, and otherwise to the device. `host` is a view of
- * some rows of `whole`, and `there` is the contiguous tensor on the device. */
+/* Describes the copy of one tensor of a part: to the host if `out` is true, and otherwise to the device. `host` is a
+ * view of some rows of `whole`, and `there` is the contiguous tensor on the device. */
 static attn_rows rows_of(const attn_tensor *whole, const attn_tensor *host, const attn_tensor *there, bool out)
 {
     int axis = 0;

@@ -4,11 +4,11 @@
  *     device 1   sums over the queries of part 1:  [ share 0 | share 1 | share 2 ]     + --> share 1 of dk --> host
  *     device 2   sums over the queries of part 2:  [ share 0 | share 1 | share 2 ]     + --> share 2 of dk --> host
  *
- * Each part of the job sums these gradients over its own queries, in float32, in memory of its device that stays until
- * the job is over. When all parts are back, each part is sent to its device once more, to add up one share of the
- * elements. For this, the device copies the other parts' sums of this share from the other devices. It adds them in
- * float32, in the order of the parts, and rounds each result once to the dtype of the gradient. All devices copy and
- * add at the same time.
+ * Each part of the job sums these gradients over its own queries, in float32. The sums are in memory of the part's
+ * device, which is kept until the job is over. When all parts are back, each part is sent to its device once more, to
+ * add up one share of the elements. For this, the device copies the other parts' sums of this share from the other
+ * devices. It adds them in float32, in the order of the parts, and rounds each result once to the dtype of the
+ * gradient. All devices copy and add at the same time.
  *
  * Which queries a part has depends on the problem and on the number of devices of the server, and not on the devices'
  * load. The same request therefore gets the same bits each time. */
@@ -16,8 +16,8 @@
 
 #include <assert.h>
 
-/* A share (the elements of a gradient that one part adds up) begins at a multiple of this many elements, and so of 16
- * bytes in each dtype. */
+/* Unit, in elements, in which a gradient is divided into shares; a share is the elements that one part adds up. Each
+ * share begins at a multiple of this unit, and so at a multiple of 16 bytes in each dtype. */
 enum { SHARE_UNIT = 64 };
 
 static_assert(CONFIG_MAX_DEVICES <= (int)ATTN_SUM_PARTS, "a job may have more parts than a sum");
@@ -28,8 +28,8 @@ struct output {
     int id;
     int64_t elements;
     size_t own; /* offset of the part's float32 sums over its own queries */
-    /* Offset of the memory for the other parts' float32 sums over the elements that this part adds up. Each other part
-     * has slot_bytes there. */
+    /* Offset of the memory for the other parts' float32 sums over the elements that this part adds up. It has
+     * slot_bytes bytes for each other part. */
     size_t received;
     size_t slot_bytes;
     size_t result; /* offset of the results of this part's share (the elements that it adds up) */
@@ -42,8 +42,8 @@ static attn_tensor partial_of(const attn_tensor *result, void *memory)
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
 }
 
-/* Sets *o to the next output after o->id (-1 at first) that is a sum over queries, for a problem that is cut into
- * `parts` parts. Returns false if there is none. */
+/* Sets *o to the next output after o->id (-1 at first) that is a sum over queries. `parts` is the number of parts into
+ * which the problem is cut. Returns false if there is no such output. */
 static bool next_output(const attn_problem *p, int parts, struct output *o)
 {
     do o->id++;
@@ -53,8 +53,8 @@ static bool next_output(const attn_problem *p, int parts, struct output *o)
     /* cannot fail, because the tensor was checked before */
     (void)attn_shape_elements(result->rank, result->shape, &o->elements);
     const attn_tensor own = partial_of(result, NULL);
-    /* `most` is an upper bound on the elements of one part's share. The last share also has the elements that do not
-     * fill a block of SHARE_UNIT. */
+    /* `most` is an upper bound on the elements of one part's share. The last share also has the elements at the end
+     * that do not fill a unit of SHARE_UNIT elements. */
     const int64_t units = o->elements / SHARE_UNIT;
     const int64_t most = (units + parts - 1) / parts * SHARE_UNIT + o->elements % SHARE_UNIT;
     const attn_tensor slot = attn_tensor_make(NULL, ATTN_F32, 1, &most);

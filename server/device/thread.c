@@ -1,9 +1,10 @@
-/* thread.c: a device's threads. Each thread takes batches from the device's inbox, puts them on the streams of its
- * slots, one batch in each slot, and posts finished batches to the main thread.
+/* thread.c: a device's threads. Each thread takes batches from the device's inbox and puts them on the streams of its
+ * slots, one batch in each slot. It posts finished batches to the main thread.
  *
  * Only one thread uses a stream: a device's thread, or for an inline slot an HTTP thread. A submitted batch comes back
- * exactly once, whatever happens; each of its jobs then has ran == true, or an error. While the thread is in a call
- * that may never return, due_ns is the time by which the call should return, and the main thread watches that time. */
+ * exactly once, whatever happens; each of its jobs then has ran == true, or an error. Some calls of the thread may
+ * never return. During such a call, due_ns is the time by which it should return, and the main thread watches that
+ * time. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -197,8 +198,9 @@ static double piece_seconds(const struct slot *slot)
 }
 
 /* True if the batch must not launch kernels now, so that batches of other flows (clients) are not delayed. It waits if
- * another batch of its own flow has waited longer. If kernels of its flow are on the device already, it also waits
- * while another flow has a batch there, or if the flow's kernels together would take more than DEVICE_FLOW_SECONDS. */
+ * another batch of its own flow waits too, and has waited longer. If kernels of its flow are on the device already, it
+ * also waits while another flow has a batch there, or if the flow's kernels together would take more than
+ * DEVICE_FLOW_SECONDS. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
@@ -282,8 +284,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* Enqueues kernels that compute the lse of some rows, for jobs whose client gives an lse that only the device can
- * check. */
+/* Enqueues kernels that compute the lse of some rows. They are for jobs whose client has sent an lse that only the
+ * device can check. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -309,8 +311,8 @@ static attn_status launch_sums(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts the whole batch, or its first group of problems, on the stream. After an error, work may be on the stream, and
- * the caller must wait for it before it frees memory. */
+/* Puts the whole batch, or its first group of problems, on the stream. After an error, some of this work may be on the
+ * stream. The caller must then wait for that work before the caller frees the batch's memory. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -376,8 +378,8 @@ static void note_stages(const struct device *device, const struct slot *slot)
     batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
 }
 
-/* Frees the gradient sums of a failed batch. If the batch adds up gradients of several parts, other devices may still
- * read them, so the main thread frees them later. */
+/* Frees the gradient sums of a failed batch. But if the batch adds up gradients of several parts, other devices may
+ * still read its sums, so the main thread frees these sums later. */
 static void drop_sums(const struct batch *batch)
 {
     for (int j = 0; j < batch->count && !batch_adds(batch); j++) sums_drop(batch->parts[j]);
@@ -416,8 +418,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     mailbox_post(device->box, &batch->message);
 }
 
-/* When the stream has done all earlier work of the batch, puts the next work on it. The times of the kernels are read
- * from their events first, because the computation of exact outputs uses the same events. */
+/* When the stream has done all earlier work of the batch, puts the batch's next work on the stream. The times of the
+ * kernels are read from their events first, because the computation of exact outputs uses the same events. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -455,7 +457,8 @@ static attn_status try_launch(struct device *device, struct slot *slot, attn_err
     attn_error late;
     attn_status status = launch(device, slot, err);
     if (status == ATTN_OK) return status;
-    /* earlier work on the stream still uses the buffers; waiting also shows whether the device is lost */
+    /* waits, because earlier work on the stream still uses the batch's memory; waiting also shows whether the device is
+     * lost */
     if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST && status != ATTN_DEVICE_LOST) {
         status = ATTN_DEVICE_LOST;
         *err = late;
@@ -485,9 +488,10 @@ static void put_back_held(struct device *device)
     device->held = NULL;
 }
 
-/* Handles a lack of device memory for the batch in the slot. `over` is the value of device->over (how often memory was
- * freed) before the batch was tried. Returns true if the batch is held back until other batches or gradient sums free
- * memory. A batch that adds up gradients is never held back, because its own sums are freed only after it. */
+/* Handles a lack of device memory for the batch in the slot. `over` is the value that device->over (how often memory
+ * was freed) had before the batch was tried. Returns true if the batch is held back until the memory of other batches
+ * or of gradient sums is freed. A batch that adds up gradients is never held back, because its own sums are freed only
+ * after it. */
 static bool hold(struct device *device, struct slot *slot, unsigned over)
 {
     struct batch *const batch = slot->batch;
@@ -588,9 +592,9 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* Tells whether the batch may begin in a slot (on a stream) now: see invariants 1 and 2 in devices.c. Otherwise
- * *until_ns is reduced to the time from which it may. *flow_has becomes the number of batches of the same flow (client)
- * in slots. To be called with the lock held. */
+/* Tells whether the batch may begin in a slot (on a stream) now: see invariants 1 and 2 in devices.c. If not, *until_ns
+ * is reduced to the time from which the batch may begin. *flow_has becomes the number of batches of the same flow
+ * (client) in slots. To be called with the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -618,11 +622,11 @@ static struct batch *next_sums(const struct device *device)
     return NULL;
 }
 
-/* Returns a submitted batch that may overtake device->held (a batch that waits for device memory), or NULL. Only parts
- * of jobs with gradient sums may do so: the held batch may wait until such a job has run all its parts and frees its
- * sums. If the held batch is such a part too, the job of the overtaking part must be older. Otherwise the overtaking
- * part must have been queued before the other batch was held. Jobs thus wait only for older jobs and cannot deadlock.
- * To be called with the lock held. */
+/* Returns a submitted batch that may overtake the batch device->held, which waits for device memory; NULL: none. Only
+ * parts of jobs with gradient sums may overtake: the held batch may wait until such a job has run all its parts and
+ * frees its sums. If the held batch is itself a part of such a job, the job of the overtaking part must be older than
+ * its job. If it is not, the job of the overtaking part must have been queued before the batch was held. Jobs thus wait
+ * only for older jobs and cannot deadlock. To be called with the lock held. */
 static struct batch *next_past_held(const struct device *device)
 {
     const struct batch *const held = device->held;
@@ -637,8 +641,8 @@ static struct batch *next_past_held(const struct device *device)
 
 /* Returns the batch to begin next, or NULL. *until_ns becomes the time at which a batch may begin (NEVER: unknown). A
  * batch that adds up gradients comes first, because it soon frees memory. The held batch (one that lacked memory) comes
- * second, because small batches would otherwise always take its memory. Then comes a batch of the flow (client) with
- * the fewest batches on streams. To be called with the lock held. */
+ * second, because small batches would otherwise always take the memory that it waits for. Then comes a batch of the
+ * flow (client) with the fewest batches on streams. To be called with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     struct batch *const sums = next_sums(device);

@@ -36,7 +36,7 @@ static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* If no request has failed, a status 400 comes from libmicrohttpd. It then means invalid framing, and never
+    /* If no request has failed, a status 400 comes from libmicrohttpd. Such a status means invalid framing, and never
      * INVALID_REQUEST. */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
@@ -150,7 +150,7 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* no answer was queued, so the request is not counted yet */
+    /* no answer was queued, so KServe's statistics do not count the request yet */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

@@ -157,8 +157,8 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
-    /* An answer that exceeds the limit of staging memory (memory for tensors) is sent anyway: it exists already, and is
-     * not longer than the memory just released. */
+    /* An answer that exceeds the limit of staging memory (memory for tensors) is sent anyway: it exists already, and
+     * has at most ANSWER_SMALL_BYTES. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }
@@ -185,8 +185,8 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         proto_encoder_free(encoder);
         request->times.encode_ns += clock_ns() - began;
     } else {
-        /* If staging memory (memory for tensors) is short, the answer is sent in small blocks, which do not count
-         * towards its limit. */
+        /* If staging memory (memory for tensors) is short, the answer is sent in small blocks. They do not count
+         * towards the limit of staging memory. */
         if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), exchange->connection };

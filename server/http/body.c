@@ -32,7 +32,7 @@
 #include "server/work/transaction.h"
 
 enum {
-    /* size in bytes of the staging memory (memory for tensors) that a body gets first, if it got none before its bytes
+    /* size in bytes of the first staging memory (memory for tensors) of a body, if none was leased before its bytes
      * arrived */
     FIRST_STEP = 64 << 10,
     /* number of tensors that the first estimate of a body's memory assumes */
@@ -41,8 +41,8 @@ enum {
 
 /* ---- What is decided before the body's first byte ---------------------------------------------------------------- */
 
-/* Called by the parser when a body needs more memory. The memory is doubled, up to the announced size of the body, or
- * grows by what the parser needs if staging memory is short. */
+/* Called by the parser when a body needs more memory. The memory is doubled, up to expected_bytes if the body's length
+ * was announced. If staging memory is too short for that, the memory grows only by what the parser needs. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
@@ -191,7 +191,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
         keep_body(request, bytes, count);
     }
     exchange->received_bytes += count - left;
-    /* for a compressed body, progress is the number of unpacked bytes, if it is larger than that of received bytes */
+    /* progress is the number of received bytes, or that of unpacked bytes (of a compressed body) if it is larger */
     connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
                                                   ? request->decoded_bytes
                                                   : exchange->received_bytes);
@@ -214,7 +214,8 @@ static void write_shared(struct request *request)
 }
 
 /* Ends the cache transaction of a request, if this thread began it. If the request failed, the caches are as they were
- * before the transaction. The main thread is told, because queued requests may wait for this. */
+ * before the transaction. Tells the main thread that the transaction has ended, because queued requests may wait for
+ * its caches. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->transaction == NULL) return;
@@ -248,8 +249,9 @@ static bool end_body(struct request *request)
     return true;
 }
 
-/* Checks the body in this thread and makes its job (work for a device), if that is quick; otherwise request->job stays
- * NULL. Returns false if the answer is decided: the request failed, every problem was refused, or a handler answers. */
+/* If the check of the body is quick, makes it in this thread, and makes the request's job (work for a device).
+ * Otherwise request->job stays NULL. Returns false if the answer is decided: the request failed, every problem was
+ * refused, or a handler answers. */
 static bool check_here(struct request *request)
 {
     struct check_result result;
@@ -323,7 +325,7 @@ enum MHD_Result body_done(struct request *request)
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(exchange_of(request)->connection,
-                          /* fails if the main thread has cut the connection, because the body came too slowly */
+                          /* fails if the body came so slowly that the main thread has cut the connection */
                           CONNECTION_WORK)) {
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
@@ -334,8 +336,9 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        /* The job is queued, or the main thread has the body checked first. INLINE_BEGAN: its cache transaction has
-         * begun. INLINE_LOST: the device that should have computed it (job->part.device) has failed. */
+        /* The main thread gets the request. It queues the job, or first has the body checked. INLINE_BEGAN: the job's
+         * cache transaction has begun. INLINE_LOST: the device that should have computed the job (job->part.device) has
+         * failed. */
         break;
     }
     return hand_over(request, false);

@@ -9,8 +9,8 @@
 #include "server/http/exchange.h"
 
 /* Reserves what the body needs before its first byte arrives: a slot in the queue, a parser, and memory for the inputs
- * plus a third for the outputs. If too much leased memory waits for the bytes of other bodies (staging.h), the parser
- * leases memory later. On an error the request fails. */
+ * plus a third for the outputs. If other bodies have leased too much memory ahead of their bytes (staging.h), the
+ * parser leases memory for this body later. On an error the request fails. */
 void body_admit(struct request *request, const struct http_head *head);
 
 /* Takes a piece of the body. Returns how many bytes at the end of the piece were not consumed; the next call must pass

@@ -176,8 +176,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
     /* The three stores have a fixed order: since_ms, then progress_bytes, then phase. connections_sweep() loads phase
-     * first and since_ms last. Otherwise it might combine an old since_ms with 0 bytes, and cut the client as too
-     * slow. */
+     * first and since_ms last. With another order, the sweep might combine an old since_ms with 0 bytes, and cut the
+     * client as too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -240,9 +240,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side while the server has no complete request to answer. epoll may not report a
- * FIN that arrives together with the last bytes. One check while nothing moves is enough, because a later FIN wakes
- * epoll. */
+/* True if the client has closed its side while the server has no complete request to answer. epoll may not report a FIN
+ * that arrives together with the last bytes, so the socket is checked here. One check is enough until something changes
+ * on the connection, because a later FIN wakes epoll. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -256,8 +256,8 @@ static bool has_left(struct connection *connection, int phase)
 }
 
 /* True if the connection makes no progress and delays the end of a drain (finishing requests before the server stops).
- * Idle connections are closed only when no connection has had a request for a while, because a load balancer may be
- * sending a request on an idle connection. */
+ * A load balancer may be sending a request on an idle connection. Idle connections are therefore closed only when no
+ * connection has had a request for a while. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -275,7 +275,7 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
 }
 
 /* True if the client has taken too long for the present phase. If the server has not read all bytes from the client,
- * the server itself is late: then only the time limit of the whole body or answer counts. */
+ * the server itself is late. In that case only the time limit of the whole body or answer counts. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -356,8 +356,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        /* the list is full: entry 0, which would be closed last, is dropped, unless the new one would be closed even
-         * later */
+        /* the list is full: entry 0, which would be closed last, is dropped; but if the new entry would be closed even
+         * later, the new entry is left out */
         if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);

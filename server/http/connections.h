@@ -47,7 +47,7 @@ struct connection {
     /* The web server's socket. Functions of connections.c may shut it down while the connection is in the table. Only
      * the web server closes it. */
     int fd;
-    bool plain; /* whether the client uses no TLS; a fixed answer may then be written directly to the socket */
+    bool plain; /* whether the client uses no TLS; if so, a fixed answer may be written directly to the socket */
     char peer[PEER_BYTES];
     _Atomic bool known; /* whether a request on this connection has shown a valid token */
     _Atomic int phase;
@@ -66,15 +66,15 @@ struct connection {
     struct flow *flow;
     /* The request that is being received or answered. NULL between two requests. Only the HTTP thread uses this. */
     struct request *request;
-    /* Whether the client may still be sending a request that was refused. The socket is then kept open for a time after
-     * the connection (LINGER_DROP). Only the HTTP thread uses this. */
+    /* Whether the client may still be sending a request that was refused. If so, the socket is kept open for a time
+     * after the connection has ended (LINGER_DROP). Only the HTTP thread uses this. */
     bool sending;
     /* Counter of the connections that were cut to make room for others and are not removed yet. NULL: this connection
      * was not cut for that reason. */
     _Atomic int *leaving;
 
-    /* What the last sweep saw: the connection's state, since when it is unchanged, and whether the socket was checked
-     * since then. */
+    /* What the last sweep saw: the connection's state (its phase and transferred bytes), since when this state is
+     * unchanged, and whether has_left() has checked the socket since then. */
     int seen_phase;
     uint64_t seen_bytes;
     int64_t seen_ms, seen_since_ms;
@@ -104,8 +104,8 @@ struct connections {
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
-    /* Connections that connections_make_room() may close, sorted so that the last one is closed first. Before one is
-     * closed, the function checks again that it may be. */
+    /* Connections that connections_make_room() may close, sorted so that the last one is closed first. Before the
+     * function closes a connection, it checks again that the connection may be closed. */
     struct {
         int fd;
         int rank;
@@ -133,8 +133,8 @@ struct connection *connections_find(struct connections *connections, int fd);
  * still be open. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* Adds the memory of a request to the total when the request begins (`more` is 1), and subtracts it at the end (-1).
- * Call this on the web server's thread. */
+/* Call this with `more` 1 when a request begins, to add the request's memory to the total. Call it with `more` -1 when
+ * the request ends, to subtract that memory. Call this on the web server's thread. */
 void connections_count_request(struct connections *connections, int more);
 
 /* Moves the connection to the phase. Call this on the web server's thread. Returns false if the connection has been
@@ -156,9 +156,9 @@ struct connection_drain_limits {
     int64_t quiet_since_ms; /* last time at which any client sent something */
 };
 
-/* Cuts connections that are too slow. If `drain_limits` is not NULL, the server drains (finishes its requests before it
- * stops), and connections that delay the end of the drain are cut too. A plain (not TLS) client that was sending is
- * answered 408 first. Returns the number of connections that were cut. */
+/* Cuts connections that are too slow. `drain_limits` is NULL unless the server drains (finishes its requests before it
+ * stops). During a drain, connections that delay its end are cut too. A plain (not TLS) client that was sending is
+ * answered 408 before the cut. Returns the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for a new one. A connection counts as idle between two

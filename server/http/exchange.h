@@ -15,7 +15,7 @@ struct http_server;
 struct route_body;
 
 /* The step of a request that its HTTP thread has reached. libmicrohttpd calls the same function for every event of a
- * request. After a suspension, even the arguments are those of the call at the end of the body. Only the step
+ * request. The call after a suspension even has the same arguments as the call at the end of the body. Only the step
  * distinguishes these calls. */
 enum exchange_step {
     STEP_HEAD,
@@ -52,8 +52,8 @@ struct exchange {
     bool cors; /* whether a browser may show the answer to the page that sent the request (CORS) */
     /* whether the request is a CORS preflight, an OPTIONS request from a page of an allowed origin */
     bool preflight;
-    /* Whether the handler has changed the server's state, such as a cache. An error answer would then wrongly say that
-     * nothing has changed. */
+    /* Whether the handler has changed the server's state, such as a cache. If it has, no error answer is sent, because
+     * it would wrongly say that nothing has changed. */
     bool done;
     int http_status; /* status of the answer; 0: there is no answer yet */
     uint64_t sent_bytes;

@@ -168,7 +168,7 @@ static void check_timeout(struct request *request, const struct http_head *f)
     const proto_option *rule = proto_options;
     uint64_t timeout_ms;
     if (request->route->bodies == NULL || value == NULL) return;
-    /* finds the row of timeout_ms, a member of the body: X-Request-Timeout-Ms has the same range */
+    /* finds the row of the body's member timeout_ms, whose range also applies to X-Request-Timeout-Ms */
     while (strcmp(rule->name, "timeout_ms") != 0) rule++;
     if (text_is_number(value, (uint64_t)rule->maximum, &timeout_ms) && (int64_t)timeout_ms >= rule->minimum)
         request->client_timeout_ms = (int64_t)timeout_ms;

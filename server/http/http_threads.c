@@ -20,7 +20,7 @@ enum {
     /* after an uneven load, threads stay unpinned for this many milliseconds */
     FREE_MS = 2000,
     /* If the least busy thread of a core has this many more connections than the least busy thread of all cores, new
-     * connections that arrive on this core go to other cores. */
+     * connections go to the least busy thread of all cores. */
     MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };
@@ -160,7 +160,8 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        /* done in each period: a thread can only be pinned after its first request, when its id becomes known */
+        /* pins the threads again in each period: a thread can only be pinned after its first request, when its id
+         * becomes known */
         hold(threads, true);
 }
 

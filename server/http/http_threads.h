@@ -61,8 +61,7 @@ void http_threads_clear(struct http_threads *threads);
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
 /* Returns the HTTP thread for a connection whose packets arrive on this core (an index; -1: any core). Usually this is
  * the least busy thread of this core. If that thread has MOST_LEAD connections more than the least busy thread of all
- * cores, new connections go to the least busy thread of all cores. This ends when both threads have equally many
- * connections. */
+ * cores, new connections go to the least busy thread of all cores, until both threads have equally many connections. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The main thread calls this periodically. A
@@ -70,9 +69,9 @@ struct http_thread *http_threads_pick_on(struct http_threads *threads, int core)
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* Call this on an HTTP thread when it hands a request to the main thread (`more` is 1) and when the request comes back
- * (`more` is -1). *all is the number of requests that all HTTP threads have handed over. While *all is small, the
- * thread polls for a moment before it sleeps, which keeps its core awake (base/polling_sleep.h). */
+/* Call this on an HTTP thread in two cases: with `more` 1 when it hands a request to the main thread, and with `more`
+ * -1 when the request comes back. *all is the number of requests that all HTTP threads have handed over. While *all is
+ * small, the thread polls for a moment before it sleeps, which keeps its core awake (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
 /* Call this on an HTTP thread before it sends an answer, if no other request waits. The next http_threads_wait() then
  * polls for up to HTTP_EXPECT_NS, because the client's next request may arrive soon. */
@@ -83,9 +82,9 @@ void http_threads_expect(void);
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
 enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
-/* Classifies the load by the number of requests that each core had in `ms` milliseconds. The load is even if the cores
- * differ by at most a factor of 2. If the threads are pinned already (`held`), the limits are looser: a factor of 4,
- * and half of LEAST_RATE, the request rate from which on threads are pinned. */
+/* Classifies the load by the number of requests that each core had in `ms` milliseconds. The load is idle below
+ * LEAST_RATE requests per second. It is even if the cores differ by at most a factor of 2. If the threads are pinned
+ * already (`held`), the limits are looser: half of LEAST_RATE, and a factor of 4. */
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 
 #endif

@@ -84,8 +84,8 @@ static void reset_on_close(int fd)
 }
 
 /* Drops the bytes that the client has sent. Returns whether the socket may be closed. If the socket was shut down for
- * reading, recv() reports the end of the data even if the client still sends. Then only the delivery of the answer
- * decides. */
+ * reading (LINGER_CUT), recv() reports the end of the data even if the client still sends. Such a socket may be closed
+ * when the answer is delivered. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);

@@ -1,10 +1,10 @@
 /* lingering_close.h: keeps a socket open for a short time after its connection has ended, while its last answer is not
  * delivered or its client still sends.
  *
- * If a socket is closed while it has unread bytes, or bytes arrive later, the kernel sends a reset, which discards the
- * undelivered end of the answer. The socket is therefore only shut down for writing, and arriving bytes are dropped
- * (RFC 9112, section 9.6). It is closed when everything is delivered or the client has closed too, and at the latest
- * after LINGER_MS.
+ * If a socket is closed while it has unread bytes, or if bytes arrive after that, the kernel sends a reset. The reset
+ * discards the undelivered end of the answer. The socket is therefore only shut down for writing, and arriving bytes
+ * are dropped (RFC 9112, section 9.6). It is closed when everything is delivered or the client has closed too, and at
+ * the latest after LINGER_MS.
  *
  * Many clients send all of a request before they read. After the refusal of an incomplete request (LINGER_DROP), bytes
  * are therefore dropped until the client closes its side, --discard-ms have passed, or --discard-bytes have arrived. No

@@ -1,7 +1,7 @@
 /* listen.c: listens on sockets and accepts connections.
  *
- * A client whose connection cannot be accepted gets a 503 with Retry-After if possible. At the limit on connections, an
- * idle one or one that never showed a token is closed to make room.
+ * A client whose connection cannot be accepted gets a 503 with Retry-After if possible. At the limit on connections,
+ * the server makes room: it closes a connection that is idle or that never showed a token.
  *
  * The kernel completes handshakes until the socket is closed, and close() resets the connections in the backlog, whose
  * clients may have sent requests. listener_hide() therefore makes the kernel refuse new handshakes before the listener
@@ -335,7 +335,7 @@ void listener_stop(struct listener *listener)
     loop_unwatch(listener->watch);
     listener->watch = NULL;
     /* If the listener stayed open, the kernel would accept clients during the drain (finishing requests before the
-     * stop), and reset their connections at the end. */
+     * stop). At the end, it would reset their connections. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -48,9 +48,9 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 /* Makes the kernel refuse new clients, as if no process listened, but complete handshakes that have begun. This cannot
  * be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* Stops new handshakes by listener_hide(), unless a supervisor does that, and lets handshakes that have begun end
- * before listener_stop(). If the kernel still accepts new clients after that, or for a unix socket, stops the listener
- * at once. */
+/* Stops new handshakes by listener_hide(), unless a supervisor does that. Handshakes that have begun may end before
+ * listener_stop(). A unix socket is stopped at once, and so is a listener whose new clients the kernel still
+ * accepts. */
 void listener_retire(struct listener *listener);
 /* True for a retired listener while a handshake that began before listener_retire() may be incomplete. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);

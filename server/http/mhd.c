@@ -125,8 +125,8 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* Ends the wait of a request whose connection the main thread has resumed. The connection may have broken since
- * then. */
+/* Ends the wait of a request whose connection the main thread has resumed. The connection may have broken after it was
+ * resumed. */
 static void end_wait(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -274,8 +274,8 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
     } else {
         struct connection *connection = *socket_context;
         /* libmicrohttpd does not report the end of some requests to on_completed(). In 1.0.1 this happens when a
-         * chunk's head is longer than its buffer, in 0.9.75 at the second fault in a head. The memory of the request's
-         * head is then free. */
+         * chunk's head is longer than its buffer, in 0.9.75 at the second fault in a head. libmicrohttpd has freed the
+         * memory of the request's head by now, so the pointers into it are set to NULL. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;

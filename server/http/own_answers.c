@@ -41,8 +41,8 @@ static const struct {
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    /* libmicrohttpd answers 413 if the head of a chunk is too long, but 500 if its own answer 413 does not fit into the
-     * connection's memory */
+    /* libmicrohttpd answers 413 if the head of a chunk is too long. If this answer does not fit into the connection's
+     * memory, libmicrohttpd answers 500 instead. */
     { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };

@@ -1,5 +1,5 @@
 /* tls_memory.c: makes GMP (the arithmetic library of GnuTLS) wait while memory is short. attnd is not linked with GMP,
- * so its function is looked up at run time. */
+ * so the function that sets GMP's memory functions is looked up at run time. */
 #include "server/http/tls_memory.h"
 
 #include <dlfcn.h>

@@ -221,8 +221,8 @@ static void put_problem_refs(struct json *j, const char *name, bool context)
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-/* Writes the schemas of a request body: one for a single problem and, if the operation accepts several problems in one
- * body (an envelope), one for a list of problems. */
+/* Writes the schemas of a request body. One schema is for a single problem. If the operation accepts several problems
+ * in one body (an envelope), a second schema is for a list of problems. */
 static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *const name = proto_operations[op].title;

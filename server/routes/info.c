@@ -85,7 +85,8 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
     attn_kernel all = { 0 }; /* union of all kernels: has every feature that one of them has */
-    /* operations that merge results need none of these kernels: every device supports them, with all features */
+    /* operations that merge results need none of these kernels: every device supports such operations, with all
+     * features */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))

@@ -98,8 +98,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Appends the names of the tensors of a merge's parts ("parts.1.out,parts.1.lse,..."), or of their gradients. Begins
- * with part `first`. */
+/* Appends the names of the tensors of a merge's parts ("parts.1.out,parts.1.lse,..."), beginning with part `first`. If
+ * `gradients` is true, appends the names of their gradients instead. */
 static void add_parts(struct text *t, int first, bool gradients)
 {
     char name[PROTO_NAME_BYTES];
@@ -107,8 +107,8 @@ static void add_parts(struct text *t, int first, bool gradients)
         text_printf(t, "%s%s", t->used ? "," : "", proto_tensor_name(n, gradients, name));
 }
 
-/* Writes a tensor's description for a model's metadata or, if `config` is true, for its configuration, which has other
- * names for the same facts. */
+/* Writes a tensor's description for the metadata of a model. If `config` is true, writes it for the model's
+ * configuration, which has other names for the same facts. */
 static void put_tensor(struct json *j, const proto_model *model, int number, bool config)
 {
     char name[PROTO_NAME_BYTES];

@@ -29,9 +29,9 @@ void kserve_answer_index(struct request *request, struct answer *answer); /* POS
 void kserve_answer_no_loading(struct request *request, struct answer *answer);
 void kserve_answer_no_settings(struct request *request, struct answer *answer);
 
-/* Counts a request in the statistics of its model. `status` is that of the answer, `ns` the request's time in
- * nanoseconds. Call this before the answer is sent, so that its client finds the request in the statistics, and also if
- * a request ends without an answer. */
+/* Counts a request in the statistics of its model. `status` is the status of the answer, and `ns` the request's time in
+ * nanoseconds. Call this before the answer is sent, so that the client finds its request in the statistics. Call it
+ * also for a request that ends without an answer. */
 void kserve_count(const struct request *request, int status, int64_t ns);
 
 #endif

@@ -60,8 +60,8 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers. `on` lists the statuses whose answers always have the header. If it is 0, all answers have it,
- * except those written directly to a socket, such as a 408 in the middle of a body. */
+/* Headers of answers. `on` lists the statuses whose answers always have the header. If `on` is { 0 }, all answers have
+ * the header, except those written directly to a socket, such as a 408 in the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -362,8 +362,8 @@ static void put_operations(struct document *d)
 }
 
 /* openapi.json has marks, such as "@dtypes@", that are replaced when the server writes the document. For each mark of
- * this table, put() writes the replacement: one JSON value, or members of an object or elements of an array, each after
- * json_comma(). */
+ * this table, put() writes the text that replaces it. This text is one JSON value, or a list of members of an object or
+ * of elements of an array. put() calls json_comma() before each member or element. */
 static const struct {
     const char *mark;
     void (*put)(struct document *d);
@@ -415,8 +415,8 @@ static void put_mark(struct document *d, const char *mark)
 }
 
 /* Writes what replaces the first mark (such as @paths@) in `at`, and returns the text after the mark. If a string
- * consists only of a mark, its quotes are replaced too. A mark for whole members has the form "@paths@": 0, and the 0
- * is replaced too. */
+ * consists only of a mark, its quotes are replaced too. A mark for whole members of an object has the form "@paths@":
+ * 0, and all of this is replaced. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];

@@ -41,7 +41,7 @@ struct route_body {
     const char *media;
     const char *const
         /* Content types that are read like `media` but are not documented. "*" stands for any type. NULL ends the list.
-         * Instead of a list there may be NULL. */
+         * The pointer to the list may itself be NULL: there are none. */
         *also;
     const proto_format *format;
     /* JSON schema of the body and of the answer, with ' in place of "; NULL: the route's row names the schemas */
@@ -100,9 +100,9 @@ struct route {
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills in the
-     * answer, or fails the request (request_fail()). request->parameters has the parameters of the path, and
-     * request->job->call the decoded body of an operation, where each item (problem) has its own error. Any HTTP thread
-     * may call the handler. */
+     * answer, or fails the request (request_fail()). request->parameters has the parameters of the path. For an
+     * operation, request->job->call is the decoded body, in which each item (problem) has its own error. Any HTTP
+     * thread may call the handler. */
     void (*answer)(struct request *request, struct answer *answer);
 
     struct route_doc doc;
@@ -130,8 +130,8 @@ struct route_match {
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
 
 /* Returns, as a hint, the pattern without parameters that is most similar to a path. A pattern is similar to a path if
- * they differ in a few letters, in upper and lower case or in a slash at the end. It is also similar if both have the
- * same last segment. Returns NULL if no pattern is similar. */
+ * the only differences are a few letters, upper and lower case, or a slash at the end. It is also similar if both have
+ * the same last segment. Returns NULL if no pattern is similar. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
 /* Returns the content type of error answers at this path: application/json for KServe's clients, otherwise

@@ -57,7 +57,8 @@ static void begin_transactions(struct loop *loop)
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* Begins none now: the last search did not reach all older transactions, and these must begin before new ones. */
+    /* Begins no transaction now: the last search stopped before it had reached all older transactions, and those must
+     * begin before new ones. */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -146,8 +147,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* There was no memory to send the job to all devices. If some of its parts were sent, they are cancelled. The
-         * answer then waits until they end, because devices may use the client's memory. */
+        /* There was no memory to send the job to all devices. If some of its parts were sent, they are cancelled. In
+         * that case the answer waits until these parts end, because devices may use the client's memory. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -365,8 +366,8 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* If all parts of a job ran and some of its gradients are sums over queries, sends each part to its device once more,
- * to add up these gradients. Returns true if a part was sent, so that the job is not over. */
+/* Sends each part of a job to its device once more, if all parts ran and some of the job's gradients are sums over
+ * queries, which must be added up. Returns true if a part was sent, so that the job is not over. */
 static bool add_up(struct loop *loop, struct job *job)
 {
     if (!job_ran(job) || !sums_begin(job)) return false;
@@ -379,8 +380,9 @@ static bool add_up(struct loop *loop, struct job *job)
     return job->parts_out > 0;
 }
 
-/* Puts a job back into the queue if a device failed while it computed a part, so that other devices compute the job.
- * False: no other device is usable, or the queue is full. The request then gets the failed device's error. */
+/* Puts a job back into the queue, so that other devices compute it, if a device failed while it computed a part of the
+ * job. Returns false if no other device is usable or the queue is full. The request then gets the failed device's
+ * error. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
@@ -424,8 +426,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        /* A part that adds up gradients copies them from other devices. If one of these is lost before the copy, the
-         * part gets the status CANCELLED, although nobody has cancelled its batch. */
+        /* A part that adds up gradients copies sums from other devices. If one of these devices is lost before the
+         * copy, the part gets the status CANCELLED, although nobody has cancelled its batch. */
         if (waited && part->adds && part->error.status == ATTN_CANCELLED && batch->cancel == 0)
             part->error.status = ATTN_DEVICE_LOST;
         if (!waited && !part->adds) sums_free_part(part);

@@ -146,7 +146,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* the cache transaction, which had the lengths of the caches, has ended, so their copy in the result is used */
+        /* the cache transaction has ended, and with it its array of the caches' lengths, so the result's copy of that
+         * array is used */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }

@@ -52,7 +52,8 @@ bool finish_is_wanted(const struct job *job);
 const attn_truth *finish_truth(const struct job *job, int item);
 
 /* Prepares the work that a job needs after its run on a device. The main thread later calls done(context, finishing)
- * once: when all work is done, or after the current piece of work if the job was cancelled. NULL: out of memory. */
+ * once: when all work is done or, if the work was cancelled, when the piece that runs at that time has ended. NULL: out
+ * of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

@@ -32,7 +32,7 @@ struct loop {
     int window_fd;
     uv_async_t signalled, step_ended;
     uv_work_t first_work;       /* does nothing, but makes libuv start its threads */
-    _Atomic int stops, reloads; /* numbers of stop and reload signals that were not handled yet */
+    _Atomic int stops, reloads; /* how many stop signals, and how many reload signals, were not handled yet */
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* first and last in the list of requests whose connections are suspended */
@@ -49,8 +49,8 @@ struct loop {
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until this time the main thread polls instead of sleeping, because the batch that was sent last to a GPU will
-     * probably end soon (base/polling_sleep.h). */
+    /* Until this time the main thread may poll instead of sleeping, because the batch that was sent last will probably
+     * end soon (base/polling_sleep.h). It polls only while a batch is on a GPU and few requests are suspended. */
     int64_t awake_until_ns;
 
     struct loop_frontend frontend;
@@ -89,7 +89,7 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (accepted requests are finished, then the server stops). --metrics-listen stays open. */
 void stop_drain(struct loop *loop);
 /* Answers all waiting requests now. If an HTTP thread is just posting a request to the main thread, that request is
- * answered by the HTTP thread, which sees `stopping`, or by request_arrived(). */
+ * answered too: by the HTTP thread if it sees `stopping`, and otherwise by request_arrived(). */
 void stop_waiting(struct loop *loop);
 void stop_advance(struct loop *loop, int64_t now_ms);
 

@@ -1,6 +1,6 @@
 /* pieces.h: work that libuv's threads do in pieces of some ten milliseconds, such as checks of large bodies. The next
- * piece is always one of the flow (client, base/flow.h) that has used the least time, so a client waits for at most one
- * piece of each other client. Only the main thread calls these functions. */
+ * piece always belongs to the flow (client, base/flow.h) that has used the least time. A client thus waits for at most
+ * one piece of each other client. Only the main thread calls these functions. */
 #ifndef PIECES_H
 #define PIECES_H
 

@@ -27,8 +27,8 @@ void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
-    /* Refuses new connections first. In the stage DRAINING each answer closes its connection, and the client may then
-     * try to connect again. */
+    /* Refuses new connections before the stage DRAINING begins. In that stage each answer closes its connection, and
+     * its client may try to connect again. */
     loop->frontend.drain(loop->frontend.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);

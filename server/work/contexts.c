@@ -66,8 +66,8 @@ static struct entry *find(struct contexts *contexts, const char *id)
     return NULL;
 }
 
-/* Empties the entry of a context (saved forward). Returns its reference to a job, or NULL, for the caller to release
- * without the lock. */
+/* Empties the entry of a context (saved forward). Returns the job to which the entry held a reference, or NULL. The
+ * caller releases this reference without the lock. */
 static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;
@@ -90,8 +90,8 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        /* A context (saved forward) in another state would belong to a running request, but no request runs any
-         * more. */
+        /* A context (saved forward) that is RESERVED or TAKEN would belong to a running request, but no request runs
+         * any more. */
         assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }

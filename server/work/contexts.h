@@ -60,13 +60,13 @@ void contexts_forget(struct contexts *contexts, int64_t now_ms,
 int64_t contexts_bytes(struct contexts *contexts);
 void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 
-/* Calls contexts_fill() for the contexts of all items (problems) of the job that succeeded. The job's kernels must have
- * run. */
+/* Calls contexts_fill() for each context that the job has reserved for an item (problem) without an error. The job's
+ * kernels must have run. */
 void contexts_fill_job(struct job *job);
-/* Ends the job's use of contexts (saved forwards), when the outcome is known. If `answered` is true, the client will
- * get the results. Then, for each problem without an error, the context that it used is deleted, and the context that
- * it made can be taken. Otherwise the contexts that the job used can be taken again, and those that it made are
- * deleted. Further calls do nothing. */
+/* Ends the job's use of contexts (saved forwards), when the outcome is known. `answered` is true if the client will get
+ * the results. In that case, for each problem without an error, the context that it used is deleted, and the context
+ * that it made can be taken. In all other cases the contexts that were used can be taken again, and those that were
+ * made are deleted. Further calls do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

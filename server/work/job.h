@@ -56,8 +56,8 @@ struct job_truth {
  * queries. */
 enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
 
-/* The heads, batch rows or queries that one device computes when several devices share a job, and what fraction of the
- * job's work this is. */
+/* What one device computes when several devices share a job: some heads, batch rows or queries. `share` is their
+ * fraction of the job's work. */
 struct job_range {
     int64_t first, end; /* the range is the heads, batch rows or queries from `first` to end - 1 */
     double share;
@@ -65,18 +65,20 @@ struct job_range {
 
 /* The part of a job that one device computes. Almost every job has only one part, which is the whole job.
  *
- * A part is sent to a device once. If gradients are sums over queries, every part is sent once more when all parts are
- * back, to add up a share of these gradients. A job ends when all its parts are back. If devices failed, the job may
- * then become a single part again and be queued. If one part fails, the others are cancelled, so the job's error is the
- * first one that is not CANCELLED. */
+ * A part is sent to a device once. If gradients are sums over queries, every part is sent a second time, when all parts
+ * are back, to add up a share of these gradients. A job ends when all its parts are back. But if devices failed, the
+ * job may become a single part again and be queued again. If one part fails, the other parts are cancelled, so the
+ * job's error is the first error that is not CANCELLED. */
 struct job_part {
     struct job_part *next;
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
     enum job_way way;
     int number;
-    struct job_range range; /* the share that the part computes; { 0, 0, 1 } if the part is the whole job */
-    /* Whether the part is with a device for the second time. It then adds up a share of the gradients that are sums
+    /* the heads, batch rows or queries that the part computes, and their share of the job's work; { 0, 0, 1 } if the
+     * part is the whole job */
+    struct job_range range;
+    /* Whether the part is with a device for the second time. If so, it adds up a share of the gradients that are sums
      * over all queries. */
     bool adds;
 
@@ -90,12 +92,12 @@ struct job_part {
     /* The thread that computes the part writes the members below; the main thread reads them when the batch is back. */
     bool ran;         /* whether the part's kernels ran without an error */
     attn_error error; /* why the part failed, if `ran` is false */
-    /* device memory (on `sums_on`) in which the part's gradients that are sums over queries stay until they are added
-     * up (device/sums.c); NULL: none */
+    /* device memory (on `sums_on`) for the part's gradients that are sums over queries; they stay there until they are
+     * added up (device/sums.c); NULL: none */
     void *sums;
     struct device *sums_on;
-    /* next part in the list of device `sums_on`, which has all parts with sums there; the device's lock protects the
-     * list */
+    /* next part in the list `kept` of the device `sums_on`, which has the parts with sums on that device; the device's
+     * lock protects the list */
     struct job_part *next_kept;
     /* number of the device that computes the part, as the backend counts devices */
     int index;
@@ -117,8 +119,8 @@ struct job {
     /* `inputs` is the staging memory with the input tensors, followed by the outputs if there is room. `spare` is a
      * second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
-    /* Number of parts whose gradients must be added up, because they are sums over queries and each part has some of
-     * the queries. 0: none. */
+    /* Number of parts, if the job is cut by queries and has gradients that are sums over queries: each part has some of
+     * the queries, so the parts' sums must be added up. 0: nothing must be added up. */
     int sum_parts;
     proto_call *call;
     proto_result *results; /* results of the problems, an array of call->count elements */
@@ -191,7 +193,7 @@ struct job {
     struct request *request;     /* the request that waits for the job; NULL: its client no longer waits */
     struct finishing *finishing; /* work after the run, such as verification; NULL: none */
     int parts_out;               /* number of the job's parts that were sent to devices and are not back yet */
-    /* links in the list of all waiting jobs, and in that of the job's flow (client) */
+    /* links in the list of all waiting jobs, and in the list of the waiting jobs of the same flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked; /* whether the job waits because its cache transaction cannot begin yet */

@@ -3,11 +3,11 @@
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
  * ahead. A flow that begins to wait is set ahead to the virtual time of the flow served last, so that an idle flow
- * saves up no time. The next batch begins with the first job of the flow with the least virtual time that may be sent
- * to the device.
+ * saves up no time. Only flows that have a job which may be sent to the device now count for the next batch. It begins
+ * with the first such job of the flow with the least virtual time.
  *
  * A batch consists of jobs that already wait: a free device takes them at once, and under load batches grow. While the
- * CPU runs short batches, a second batch is sent to it only when this batch is full or has waited for some time
+ * CPU runs short batches, a second batch is sent to it only when the second batch is full or has waited for some time
  * (device_can_wait()). A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS). Forming a batch
  * examines at most QUEUE_SCAN_MAX jobs, and passes over at most QUEUE_PASS_MAX jobs that cannot be sent now. */
 #include "server/work/queue.h"
@@ -80,7 +80,8 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* The main thread may change the value at any time. This does no harm, because the result is only an estimate. */
+    /* The main thread may change seconds_per_job at any time. This does no harm, because the result is only an
+     * estimate. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *
@@ -111,7 +112,8 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    /* Whether jobs are linked by the member in_flow (a list of one client's jobs) or by in_queue (all jobs). */
+    /* True: the list links one client's jobs by their member in_flow. False: it links all jobs by their member
+     * in_queue. */
     bool of_flow;
 };
 

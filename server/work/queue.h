@@ -31,7 +31,9 @@ struct queue {
     struct flow *first_flow, *last_flow; /* the flows (clients) with waiting jobs */
     int flows;
     struct flow nobody; /* the flow of all jobs without a flow (client) of their own */
-    int64_t virtual_ns; /* virtual time (see queue.c) of the flow (client) whose job was sent to a device last */
+    /* largest virtual time (see queue.c) that a flow (client) had when its work left the queue, without its running
+     * work */
+    int64_t virtual_ns;
     int64_t bytes;
     double seconds_per_job; /* average time per job in recent batches, for the header Retry-After */
     /* number of waiting jobs and the bytes of their tensors, for readers on other threads */
@@ -59,7 +61,7 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Jobs that wait; only the main thread calls these functions -------------------------------------------------- */
 
-/* Adds the job at the end of the queue. Without a cache transaction, it then moves ahead of less urgent jobs of its
+/* Adds the job at the end of the queue. A job without a cache transaction then moves ahead of less urgent jobs of its
  * account, past at most QUEUE_SCAN_MAX jobs. The caller ensures that the job holds a reference to its flow (client)
  * while it waits. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
@@ -79,17 +81,18 @@ struct queue_taker {
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the virtual time (see queue.c) of a flow (client). NULL: that of the flow for all jobs without a client. */
+/* Returns the virtual time (see queue.c) of a flow (client). If `flow` is NULL, returns that of the queue's flow
+ * `nobody`, which has all jobs without a client. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Called when work of the flow (client) begins to wait: raises the flow's virtual time to the queue's, so that an idle
  * flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Called when work of the flow (client) leaves the queue: raises the queue's virtual time to that of the flow (see
- * queue.c), which here does not include running work. */
+/* Called when work of the flow (client) leaves the queue: raises the queue's virtual time to the flow's virtual time
+ * (see queue.c). Here the flow's virtual time does not include running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* A running batch counts in the virtual time of `flow` from left_ns on, the time at which it was sent to a device.
- * `flow` is the flow of the batch's first job, or NULL. queue_flow_runs() is called when the batch has been sent, and
+/* A running batch counts in the virtual time of `flow`, from the time left_ns at which it was sent to a device. `flow`
+ * is the flow of the batch's first job, or NULL. queue_flow_runs() is called when the batch has been sent, and
  * queue_flow_ran() when it has come back. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);

@@ -67,7 +67,8 @@ int request_count(enum request_state state);
 
 /* ---- One HTTP request -------------------------------------------------------------------------------------------- */
 
-/* Times on CLOCK_MONOTONIC; 0: the request ended before that event. */
+/* Times on CLOCK_MONOTONIC at which something happened to the request (0: it has not happened), and durations (recv_ns,
+ * decode_ns, encode_ns). */
 struct request_times {
     int64_t began_ns;    /* time at which the request line arrived */
     int64_t head_ns;     /* time at which the headers were complete */
@@ -104,8 +105,8 @@ struct request {
     bool counted; /* whether request_count() counts the request; only requests with tensors are counted */
     struct server *server;
     int socket; /* the socket of the client's connection, to watch for a hang-up; libmicrohttpd owns it */
-    /* The row of the table of routes that matches the request's path and method, or else the first that matches its
-     * path; NULL: none. */
+    /* The row of the table of routes that matches the request's path and method. If there is none, the first row that
+     * matches its path. NULL: no row matches its path. */
     const struct route *route;
     /* values of the path's parameters, in the order of the route's pattern */
     struct slice parameters[REQUEST_PARAMETERS];
@@ -147,8 +148,8 @@ struct request {
 
     /* Only the main thread uses the members below, while the request waits. */
     struct deadline deadline;
-    /* Whether another thread checks the request's body or uses its client's shared memory, so that the request cannot
-     * go back to its HTTP thread yet. */
+    /* Whether another thread checks the request's body, or a device or another thread uses its client's memory. The
+     * request cannot go back to its HTTP thread before that has ended. */
     bool held;
     /* neighbours in the list of all requests with suspended connections, in order of arrival */
     struct request *previous, *next;
@@ -175,14 +176,14 @@ void request_fail_status(struct request *request, const attn_error *why);
  * body. Only the job's owner may call this. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* Replaces the request's place in the queue by one of the kind `place`, before the request moves to a state that needs
- * it. After an error the request has no place. request_move() releases the place when the next state needs none. Only
- * the request's owner may call this. */
+/* Replaces the request's place in the queue by a place of the kind `place`. Call this before the request moves to a
+ * state that needs such a place. If this fails, the request has no place any more. request_move() releases the place
+ * when the next state needs none. Only the request's owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Charges the size of the request's text or answer to the limit on staging memory (memory for tensors), although it
- * lies elsewhere. Only the growth since the last call is charged. The request's account is charged too. Errors: BUSY,
- * QUOTA. */
+/* Charges the size of the request's text or answer to the limit on staging memory (memory for tensors), although the
+ * text or answer lies elsewhere. Only the growth since the last call is charged. The request's account is charged too.
+ * Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Releases what the request needed while it was received: parser, place in the queue, memory for tensors, references to

@@ -104,8 +104,8 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
 }
 
 /* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. `offset` is
- * their first byte in each page, and `columns` the length of a row. `stored` is the distance of rows, which is larger
- * than `columns` if the values are a part of the keys. */
+ * the offset in bytes of the keys or values in each page, and `columns` is the length of a row. `stored` is the
+ * distance from one row to the next, which is larger than `columns` if the values are a part of the keys. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -123,8 +123,8 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Makes the problem's k and v views of the pool (the memory of all pages), and sets its page table to `table` and its
- * lengths to `lengths`. */
+/* Makes the problem's k and v views of the pool (the memory of all pages). Sets the problem's page table to `table`,
+ * and its lengths of keys (seqlens_k) to `lengths`. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
@@ -163,8 +163,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     return proto_item_prepare(item, err);
 }
 
-/* Deletes the cache of a sequence whose first request failed, so that later requests are refused and do not attend to
- * an empty cache. */
+/* Deletes the cache of a sequence whose first request failed. Later requests of the sequence are then refused.
+ * Otherwise they would attend to an empty cache. */
 static void drop_started(struct job *job)
 {
     char *const id = job->transaction->started;
@@ -259,8 +259,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* A transaction that has waited before must usually wait longer. caches_ask() finds this out before memory is
-     * leased. */
+    /* A transaction that has waited before must usually wait longer. caches_ask() shows this before memory for the page
+     * tables is leased. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
