@@ -12,8 +12,8 @@
  * A block that causal or a window cuts is computed in strips of a few rows, each against the columns that one of its
  * rows sees. Hidden pairs add 0 to sums, so strips do not change the bits.
  *
- * FLASH_PREPARE packs K and V once where several row tiles use them. Where a sequence has one row tile per head, the
- * tile packs each key tile when it needs it.
+ * FLASH_PREPARE packs K and V once where several row tiles use them. Where a sequence has one row tile per head, a key
+ * tile is packed only when the row tile is multiplied with it.
  *
  * A hidden key must have no effect, but P = 0 times NaN would be NaN. V is therefore packed with 0 in place of NaN and
  * infinity. add_nonfinite() adds the values left out to `nonfinite_sums`, for exactly the rows that see them, and these

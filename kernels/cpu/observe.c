@@ -33,7 +33,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* for one head, the sum for the output `key_mass` of each key in the chunk that is being computed */
+    /* sums for the output `key_mass` of one head, one for each key in the chunk that is being computed */
+    double *mass;
     double *cells; /* cells of the output `map`: MAP_COLUMNS cells for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
@@ -301,7 +302,8 @@ void flash_observe_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the outputs key_mass and weights ---------------------------------------------------------- */
 
-/* Returns which rows of a tile belong both to the tile's head number `head` and to the queries `first` to `end` - 1. */
+/* Returns the rows of a tile that belong to the tile's head number `head` and whose queries are `first` to `end` -
+ * 1. */
 static attn_range rows_among(const struct flash_tile *t, int head, int64_t first, int64_t end)
 {
     attn_range rows;

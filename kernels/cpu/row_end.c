@@ -39,8 +39,9 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* Ends a row whose scores are all equal: O is the sum of its values, and l their number. Writes the row's out to `row`.
- * Returns false, and does not write to `row`, if the scores may differ or O is not finite. */
+/* Ends a row in which all keys have the same score. O is the sum of the keys' rows of V, and l the number of keys.
+ * Writes the row's out to `row`. Returns false, and does not write to `row`, if the scores may differ or O is not
+ * finite. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {

@@ -7,8 +7,8 @@
  *
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
- * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V
- * as matrices B of products (simd.h). */
+ * Keys have the same order in `kv`, where the number of keys of each sequence is rounded up to a multiple of
+ * FLASH_UNIT. A key tile holds K^T and then V as matrices B of products (simd.h). */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -25,10 +25,10 @@
 
 /* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"), all multiples of FLASH_UNIT. A
  * forward has tiles of BM rows of q and BN keys; a backward has tiles of back_Br rows of q and chunks of Bk keys. A
- * problem gets the first row that fits its compute type and the larger of D and Dv. */
+ * problem gets the first entry of this table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* compute type: `element` is the dtype of stored numbers, and `parts` of these add up to one number
-     * (simd_split.h) */
+    /* the compute type (format of the operands of products): a number is the sum of `parts` stored numbers of the dtype
+     * `element` (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -402,7 +402,7 @@ static void walk_item(void *context, int worker, int64_t item)
     const struct flash_run *run = walk->run;
     /* after a cancel, the remaining items (units of parallel work) return at once */
     if (attn_is_cancelled(run->cancel)) return;
-    /* finds the last problem whose first item is number `item` or lower */
+    /* finds the problem to which the item belongs: the last problem whose first item is not after this item */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;

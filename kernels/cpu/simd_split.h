@@ -96,7 +96,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* `rows` is not needed: if the second row does not exist, the pair holds zeros in its place */
+    (void)rows; /* `rows` is not needed: if the pair's second row does not exist, pair.rows holds zeros in its place */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }
@@ -186,8 +186,9 @@ VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
     return !bad;
 }
 
-/* Makes a packing function. Inputs of the compute type's own dtype get a copy of the code in which the dtype is
- * constant. Inputs of any other dtype (such as a float32 dout of float16 inputs) share the general code. */
+/* Makes a packing function, which has two copies of the code. In the first copy, the dtype of the inputs is a constant,
+ * OWN_DTYPE. The second copy is for inputs of any other dtype, such as a float32 dout of a problem with float16
+ * inputs. */
 #define PACK(name)                                                                                              \
     static bool name(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *to, int64_t ld) \
     {                                                                                                           \

@@ -296,8 +296,8 @@ VEC void v_transpose(vf x[V_LANES])
     UNPACK(8)
     UNPACK(12)
 #undef UNPACK
-    /* Transposes four rows at a time within each quarter: t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of rows 4
-     * g .. 4 g + 3. */
+    /* UNPACK has transposed each square of 4 rows and 4 columns: t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of
+     * rows 4 g .. 4 g + 3. */
 #define QUARTERS(s)                                                                                \
     {                                                                                              \
         const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88),                               \

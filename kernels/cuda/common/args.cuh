@@ -47,8 +47,9 @@ struct cuda_args {
      * kernel could not compute the row, and that a later launch (simple/simple.cu) must. *rows_found becomes 1 if there
      * is such a row. The pointers are NULL if the kernel computes such rows itself, as in short problems. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* A backward keeps the lse of rows with huge scores as two floats (lse and rest of struct saved in rows.cuh). A
-     * forward that gets these pointers writes only these two arrays; in other launches they are NULL. */
+    /* A backward keeps the lse of rows with huge scores as two floats (lse and rest of struct saved in rows.cuh). To
+     * compute them, it starts a forward with the addresses of the two arrays here, and this forward writes nothing
+     * else. In other launches both pointers are NULL. */
     float *part_lse, *part_rest;
 };
 

@@ -60,8 +60,8 @@ enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter of work tiles, whic
  * cancelled, and delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
- * launch must compute the row. */
+/* Size in bytes of a header in the workspace. The marks of rows lie behind this header. A mark is one byte; it is not 0
+ * if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -80,8 +80,8 @@ struct device {
     std::atomic<bool> lost;
     /* bit n: this device has asked for direct access to the memory of device n; any thread may set a bit */
     std::atomic<uint64_t> peers;
-    /* the driver's cuStreamWriteValue32, with which a stream tells the host how far it is (struct stream); NULL: not
-     * available */
+    /* the driver's function cuStreamWriteValue32, by which a stream writes the number of the last note that it has
+     * reached (struct stream); NULL: not available */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
     pthread_mutex_t lock; /* protects all members below */
@@ -107,7 +107,8 @@ struct stream {
     /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels could not compute some
      * rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
     uint8_t *found;
-    /* whether a later launch computes rows that a kernel could not compute, even in a short problem */
+    /* Rows that a kernel could not compute: in a long problem a later launch always computes them. True (ATTN_EVERY_ROW
+     * of attn_run_some()): a later launch computes them even in a short problem. */
     bool every_row;
     /* whether the last kernel queued on the stream is one of decode.cu, which writes the memory range `written` */
     bool after_decode;
@@ -168,8 +169,8 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* Returns whether the environment variable ATTN_CUDA_COPIES is "threads". Kernels that exist with and without TMA then
- * run without it, so that tests can compare both. */
+/* Returns whether the environment variable ATTN_CUDA_COPIES is "threads". A kernel that exists in two variants, with
+ * and without TMA, then runs without TMA, so that tests can compare the two variants. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
@@ -445,7 +446,7 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 /* ---- Memory of other processes, imported by a handle ------------------------------------------------------------- */
 
 /* Returns the error for a memory handle (CUDA IPC) that the driver refused. If the device still works, the client's
- * handle was wrong, even if other calls use this error code for a lost device. */
+ * handle was wrong. This holds even for an error code that means a lost device when another call returns it. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -831,8 +832,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* Writes to *plan the plan of `some`, which is a part of the problem of `whole`, for the kernel of `whole`. Returns
- * false if the part needs more workspace than the whole problem. */
+/* Plans `some`, which is a part of the problem of `whole`, for the kernel of `whole`, and writes the plan to *plan.
+ * Returns false if the kernel cannot compute the part, or if the part needs more workspace than the whole problem. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;

@@ -35,7 +35,7 @@ struct cuda_chip {
     /* bytes in which a kernel marks rows that it cannot compute on tensor cores (see cuda_args) */
     uint8_t *rows_later, *keys_later, *rows_found;
     /* A byte of the host's pinned memory, which becomes 1 if a check finds marked rows (rows that a later launch must
-     * compute). NULL: this problem has neither such a check nor such a launch. */
+     * compute). NULL: this problem has no check for marked rows, and no launch that computes them. */
     uint8_t *found;
     /* The tiles are divided into `shares` equal parts, and the launch computes part number `share`. If both are 0, the
      * launch computes all tiles. */
@@ -124,8 +124,8 @@ static inline bool is_last_share(const struct cuda_chip *chip)
     return chip->share + 1 >= chip->shares;
 }
 
-/* Returns into how many launches work of `seconds` is divided, so that each takes about one step (20 ms). Less than 1.5
- * steps make one launch. */
+/* Divides work of `seconds` into launches of about one step (20 ms) each, and returns the number of launches. Work of
+ * less than 1.5 steps makes one launch. */
 static inline int shares_of(const struct cuda_chip *chip, double seconds)
 {
     const double steps = seconds / chip->step_seconds, most = 1 << 20;
@@ -168,8 +168,8 @@ struct cuda_kernel {
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues one planned problem, whose pointers are device memory. Never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    /* Whether each call of launch() computes only the tiles of one share (cuda_chip.share), which only a forward does.
-     * Otherwise launch() itself divides the work into steps. */
+    /* True: each call of launch() computes only the tiles of one share (cuda_chip.share); this is so for forwards only.
+     * False: launch() itself divides the work into steps. */
     bool shares;
 };
 
@@ -209,8 +209,8 @@ static inline bool has_pages(const attn_plan *plan)
     return plan->features & ATTN_TENSOR_BIT(page_table);
 }
 
-/* Lets `kernel` use `bytes` of dynamic shared memory on the current device, with one call of the CUDA runtime per
- * device. */
+/* Lets `kernel` use `bytes` of dynamic shared memory on the current device. Only the first call for a device sets this
+ * in the CUDA runtime. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
     static std::atomic<uint64_t> allowed; /* bit n is 1 if allow_shared() has been called for device n */

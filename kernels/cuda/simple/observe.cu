@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant_
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { sum_of_cell(a, n, rows); });
 }
 
-/* Sets *rows.nonfinite if an output of `lines` rows of `width` elements per head has an element that is not finite. */
+/* Tests an output that has `lines` rows of `width` elements for each head. Sets *rows.nonfinite if an element is not
+ * finite. */
 DEVICE void find_nonfinite_in(const cuda_args &a, const observed_rows &rows, const attn_view &view, int64_t lines,
                               int64_t width)
 {

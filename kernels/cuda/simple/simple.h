@@ -89,8 +89,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 }
 
 /* Returns whether the host checks for marked rows (rows that tensor cores could not compute) before the launches that
- * compute them. The host waits about 30 us for a check, so it makes one only if this is less than one percent of the
- * problem's time. Otherwise it checks at the end, and computes the whole problem again if rows are marked. */
+ * compute them. The host waits about 30 us for a check, so it makes one only in problems for which 30 us are less than
+ * one percent of the time. In other problems it checks at the end, and computes the whole problem again if rows are
+ * marked. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

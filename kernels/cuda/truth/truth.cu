@@ -213,8 +213,8 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Starts to copy to shared memory what iteration `at` reads, as one group of asynchronous copies. Past the last tile
- * the group is empty. */
+/* Starts to copy to shared memory all that iteration `at` will read, as one group of asynchronous copies. After the
+ * last tile, the group has no copies. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
     if (at.member < w.members && w.begin < w.end) {
@@ -433,8 +433,8 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* Operations per second on chips whose tensor cores compute doubles (RATE), and on chips of compute capability 8.6, 8.7
  * and 8.9 (RATE_OF_FEW), which compute doubles at a 64th of their float32 rate. OPTIONS_COST: factor by which options
- * lengthen a problem. Measured with head size 128: H100 2.1e13 (forward) and 1.8e13 (backward), A100 0.3 times as many;
- * all options together: 3.8 times as long. */
+ * lengthen a problem. Measured with head size 128, in operations per second: 2.1e13 (forward) and 1.8e13 (backward) on
+ * an H100, and 0.3 times these rates on an A100. All options together made a problem take 3.8 times as long. */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
