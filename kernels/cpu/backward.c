@@ -276,9 +276,9 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
 }
 
 /* Prepares S for a row that sees only one key, so that the key's P is exactly 1. If the row's lse equals the key's
- * score up to rounding, the function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2). If lse
- * and score differ, the function first computes the score again in double, because the terms of the dot product may
- * have cancelled. */
+ * score up to rounding, the function sets the score in S to 0. It returns 0 as the row's lse2 (lse in base 2). If lse
+ * and score differ by more, the function first computes the score again in double, because the terms of the dot product
+ * may have cancelled. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {
@@ -295,9 +295,9 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     return 0;
 }
 
-/* Computes scores S of a row whose P cannot be computed in float32 (its lse is in f->strange), and returns its lse2
- * (lse in base 2). If lse is NaN, the function makes the visible scores NaN and returns 0, because an lse2 of NaN would
- * make hidden pairs NaN too. */
+/* Computes scores S of a row whose P cannot be computed in float32; the row's lse is in f->strange. Returns the lse2
+ * (lse in base 2) that gradient() must use with these scores. If lse is NaN, the function makes the visible scores NaN
+ * and returns 0, because an lse2 of NaN would make hidden pairs NaN too. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
                             const struct visible_block *block, float c, float *S, float *cap)
 {
@@ -441,7 +441,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* the first tile of queries that sees the chunk packs its keys; the keys of a chunk that no query sees are
+        /* the chunk's keys are packed for the first tile of queries that sees the chunk; if no query sees it, they are
          * never packed */
         if (!at.packed) pack_chunk(f, &at, &scratch);
         /* No query of the row tiles before `index` sees this chunk of keys. Other chunks that add to dQ of these tiles

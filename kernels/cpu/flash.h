@@ -129,12 +129,12 @@ struct flash_sequence {
     /* whether K and V are packed once for all row tiles; if not, each row tile packs the key tiles that it needs */
     bool packs;
     int heads; /* number of query heads whose rows are computed together, in one row tile */
-    /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
-     * few query rows (FLASH_DOTS) */
+    /* number of key/value heads that one item (unit of parallel work) of a forward computes; it is above 1 only if
+     * there are few query rows (FLASH_DOTS) */
     int bundle;
     int64_t tiles; /* number of row tiles into which the rows of a key/value head are cut */
-    /* number of rows in all row tiles of a key/value head, where the rows of each tile are rounded up to a multiple of
-     * FLASH_UNIT */
+    /* number of rows in all row tiles of a key/value head; the rows of each tile are counted as a multiple of
+     * FLASH_UNIT, rounded up */
     int64_t rows;
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
@@ -156,7 +156,7 @@ struct flash_tile {
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
     int64_t row0;
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
-    attn_range all;  /* range of keys that causal mask, window and lengths let every query of the tile see */
+    attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
 };
 
 /* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1. Column 0 is key j0, the first key that
@@ -233,8 +233,9 @@ struct flash {
      * probability is P = exp2(z - row_base) * row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: the phase FLASH_KEYS has this many items (units of parallel work) that each compute a chunk of
-     * keys; its other items compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: number of items (units of parallel work) of the phase FLASH_KEYS that compute a chunk of keys
+     * each; the other items of this phase compute the output `map`. shown_keys: number of keys in a row of the output
+     * key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
@@ -254,8 +255,8 @@ struct flash {
      * slices of each matrix. */
     int64_t dbias_slices, dbias_blocks;
 
-    /* `items` is the number of items (units of parallel work) that this problem has in each phase, and `first` is the
-     * number of items of all earlier problems together */
+    /* items: number of items (units of parallel work) of this problem in each phase; first: number of items of all
+     * earlier problems together in each phase */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -372,9 +373,8 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
 }
 
 /* A matrix of at most `most` consecutive rows of k or v. The first row has the index `line` (k_start + j). If the keys
- * lie in pages, the matrix ends with the first row's page, and its number of rows is rounded down to a multiple of
- * `unit`. If that would give 0 rows, up to `unit` rows are copied from several pages to `scratch` (unit * cols
- * elements). */
+ * lie in pages, the matrix ends with the page of its first row. Its number of rows is then rounded down to a multiple
+ * of `unit`. If no row is left, up to `unit` rows are copied from several pages to `scratch` (unit * cols elements). */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -433,8 +433,8 @@ int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
 /* Computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path FLASH_DOTS. The item is one
- * bundle (key/value heads computed together) over one span of keys. `rest` is the number of the item in its
- * sequence. */
+ * bundle (key/value heads computed together) over one span of keys. `rest` is the item's number among the items of
+ * sequence b. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether scores or sums of row r of a tile exceed the range of float32, so that the row must be computed in
@@ -461,8 +461,8 @@ void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64
  * parameters. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns the index in part_O, part_m and part_l at which a partial result begins: the result of a row tile (tile of
- * query rows) for span number `split` of the keys. */
+/* Returns the index in part_O, part_m and part_l of the first row of a partial result. It is the result of a row tile
+ * (tile of query rows) for span number `split` of the keys. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes rowsum(dO O), which is delta without dlse, for n rows of O and of dO. In the tensor dout, these rows begin

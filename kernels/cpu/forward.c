@@ -176,8 +176,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* The last queries come first: with a causal mask they see the most keys, and a long item (unit of parallel work)
-     * that started last would keep all other threads waiting. */
+    /* The last queries come first: with a causal mask they see the most keys, so their items (units of parallel work)
+     * take longest. A long item that started last would keep all other threads waiting. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);

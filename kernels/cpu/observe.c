@@ -97,8 +97,8 @@ static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t
     return !tame && f->may_overflow;
 }
 
-/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block becomes the part of these
- * keys that the row tile sees. The scores in base 2 are S times *c. Returns false if the row tile sees none of the
+/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block becomes the range of these
+ * keys that the row tile sees. S times *c are the scores in base 2. Returns false if the row tile sees none of the
  * keys. */
 static bool score_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block, float *c)
@@ -208,7 +208,7 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Writes the outputs of row r of a tile, and stores the numbers by which weigh_block() turns the row's scores into
+/* Writes the outputs of row r of a tile. Stores the numbers with which weigh_block() will turn the row's scores into
  * probabilities. `base`: the row's largest score in base 2, or NaN if the row is computed in double. `top`: the row's
  * largest scores, in natural logarithms; NULL: not wanted. */
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
@@ -321,8 +321,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, for the queries and keys
- * that the caller asked for. */
+/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output `weights`, but only for the queries
+ * and keys that the caller asked for. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -380,9 +380,9 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the output map ---------------------------------------------------------------------------- */
 
-/* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
- * key) in cell number `cell`. If that cell is empty, returns the first row (or key) of the next cell that is not
- * empty. */
+/* Divides `size` queries evenly among the `cells` rows of the output `map`, or `size` keys among its `cells` columns.
+ * Returns the first query (or key) in cell number `cell`. If that cell is empty, returns the first query (or key) of
+ * the next cell that is not empty. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);
@@ -407,8 +407,8 @@ static int group_rows(const struct flash *f, const struct flash_tile *t, struct 
     return count;
 }
 
-/* Adds the first `cols` elements of `sums`, which belong to keys j to j + cols - 1, to the cells of the output `map`
- * in which these keys lie. cells[0] is the cell in column v0 of `map`. */
+/* The first `cols` elements of `sums` belong to keys j to j + cols - 1. Adds each element to the cell of the output
+ * `map` in which its key lies. cells[0] is the cell in column v0 of `map`. */
 static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float *sums, int64_t v0, double *cells)
 {
     const int64_t size = o->keys[1] - o->keys[0];

@@ -201,7 +201,7 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
 }
 
 /* Called between two items of a loop. Pauses the calling thread as long as more threads compute than the pool has, and
- * the thread's owner (a client of the pool) has more than an equal share of them. */
+ * the thread's owner (a client of the pool) has more than its equal share of the pool's threads. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;

@@ -9,8 +9,9 @@
 /* number of rows for which one call of close() (simd.h) computes lse and the factor of O */
 enum { CLOSE_ROWS = 64 };
 
-/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor of O: 1 / l times dropout's
- * factor. For a row that sees no key, inverse is 0, and lse2 is the sink in base 2, or -inf without a sink. */
+/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, by which O must be multiplied: 1 / l
+ * times dropout's factor. For a row that sees no key, inverse is 0, and lse2 is the sink in base 2, or -inf without a
+ * sink. */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;

@@ -23,7 +23,7 @@
  * Invariants
  *
  * 1. A row of a result depends on that row's operands alone: not on m, on other rows, or on how rows are split among
- *    threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (cols
+ *    threads. Sums along k have one fixed order for each (table, type, k). The same holds for softmax rows (cols
  *    fixes the order) and for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
  * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. A P below 2^SIMD_EXP2_LEAST or
@@ -83,8 +83,8 @@
 
 enum {
     SIMD_PANEL = 32, /* number of columns of a panel; in a product A B, the matrix B is stored in panels */
-    /* the memory behind the rows of a matrix A (of a product A B) must be readable up to the next multiple of this many
-     * rows */
+    /* the rows of a matrix A (of a product A B) must lie in memory that is readable up to the next multiple of this
+     * number of rows */
     SIMD_A_ROWS = 16,
 };
 
@@ -361,8 +361,9 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* In a product A B, simd_a_bytes() returns the bytes of A with m rows, and simd_b_bytes() the bytes of B with n
- * columns, whose panels are ldb apart. The operands are tiles or one head, so the sizes cannot overflow. */
+/* Bytes of the operands of a product A B. simd_a_bytes() returns the bytes of A, which has m rows. simd_b_bytes()
+ * returns the bytes of B, which has n columns in panels that are ldb apart. The operands are tiles or one head, so the
+ * sizes cannot overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

@@ -31,10 +31,10 @@ VEC __m512i interleave(__m512i x)
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* Splits 32 numbers into PARTS bf16 parts each. Each part holds the 16 numbers of `low`, then the 16 of `high`. Every
- * part but the last is rounded by adding half a unit in its last place, which is fast but may turn a NaN into another
- * number. The last part is rounded by an instruction that keeps NaN. The remainder of a NaN is NaN, so the last part
- * shows every NaN. */
+/* Splits 32 numbers into PARTS bf16 parts each. part[p] holds part p of the 16 numbers of `low`, then part p of the 16
+ * numbers of `high`. Every part but the last is rounded by adding half a unit in its last place, which is fast but may
+ * turn a NaN into another number. The last part is rounded by an instruction that keeps NaN. The remainder of a NaN is
+ * NaN, so the last part shows every NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,

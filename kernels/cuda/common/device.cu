@@ -42,8 +42,8 @@ enum { STREAMS = 4 };
 /* block sizes of device memory are 2^n and 1.5 * 2^n bytes, so at most a third of a block is unused */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Upper bounds for any GPU: FASTEST_FLOPS operations per second (dense float8 on the fastest known GPU), and
- * FASTEST_SCORES scores per second (twice the exponentials that this GPU computes). */
+/* Upper bounds for any GPU. FASTEST_FLOPS: operations per second (dense float8 on the fastest known GPU).
+ * FASTEST_SCORES: scores per second (twice the number of exponentials per second of the fastest known GPU). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
 /* Dense 16-bit operations per clock cycle of a multiprocessor, by compute capability. They are the rates of NVIDIA's
@@ -104,13 +104,14 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes;
     int *counter;
-    /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels could not compute some
-     * rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
+    /* Two bytes of pinned memory. cuda_chip.found may point to found[0]. found[1] becomes 1 if kernels could not
+     * compute some rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
     uint8_t *found;
     /* Rows that a kernel could not compute: in a long problem a later launch always computes them. True (ATTN_EVERY_ROW
      * of attn_run_some()): a later launch computes them even in a short problem. */
     bool every_row;
-    /* whether the last kernel queued on the stream is one of decode.cu, which writes the memory range `written` */
+    /* whether the last kernel queued on the stream is one of decode.cu; `written` then says which memory that kernel
+     * writes */
     bool after_decode;
     memory_range written[2];
 };
@@ -158,9 +159,10 @@ int device_count(void)
  * limit. The rest is for the CUDA context, the kernels and other processes. */
 const double MEMORY_SHARE = 0.85;
 
-/* Returns the index in cuda_kernels[] of the first kernel that may compute `op`. The environment variable
- * ATTN_CUDA_FAMILY=NAME skips the kernels before a family (sm90, generic, ...), so that tests can run slower kernels.
- * It has no effect on an `op` for which the family has no kernel. */
+/* Returns the index in cuda_kernels[] of the first kernel that may compute `op`. With the environment variable
+ * ATTN_CUDA_FAMILY=NAME, this is the first kernel of a family (sm90, generic, ...). All kernels before it in the table
+ * are not used, so that tests can run slower kernels. The variable has no effect on an `op` for which the family has no
+ * kernel. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -778,9 +780,9 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues the steps (launches) of a problem that chip->steps selects: first those of its kernel, then those that compute
- * marked rows (rows that the kernel could not compute). In a short problem (looks_for_rows() is false) marked rows are
- * only reported by left_rows(). */
+/* Queues those steps (launches) of a problem that chip->steps selects. The steps of the problem's kernel come first,
+ * and then the steps that compute marked rows (rows that the kernel could not compute). In a short problem
+ * (looks_for_rows() is false) marked rows are only reported by left_rows(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)

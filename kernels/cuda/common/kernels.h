@@ -86,8 +86,8 @@ const double STEP_SECONDS = ATTN_STEP_SECONDS;
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, each of which takes `seconds_each`, into parts of at most step_seconds (or one
- * piece). Calls visit(first, count) for each part. */
+/* Divides `count` pieces of work, each of which takes `seconds_each`, into parts. A part takes at most step_seconds, or
+ * is a single piece. Calls visit(first, count) for each part. */
 template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
     const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
@@ -144,8 +144,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Divides the work of before() into shares, as in_shares() does, and then the work of launch(). If launch() has only
- * one share, before() and launch() together are one step. */
+/* Divides the work of before() into shares, as in_shares() does, and after that the work of launch() in the same way.
+ * If launch() has only one share, before() and launch() together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -188,8 +188,8 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
  * cuda_fill_padding() writes the results of padding rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* Features that the kernels of sm80/ compute in their fast variant. A second variant computes every score with the
- * functions of args.cuh, for problems with any other feature. */
+/* The features of problems that the kernels of sm80/ compute with their fast variant. For problems with any other
+ * feature they have a second variant, which computes every score with the functions of args.cuh. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |

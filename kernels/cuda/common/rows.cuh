@@ -340,8 +340,8 @@ const float ONE_KEY = FLT_MIN;
 /* Results of the forward that a backward needs, from the client or recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    /* For a row with |lse| < ATTN_LSE_MOST: ONE_KEY if the row sees exactly one key, otherwise 0. For a row with a
-     * larger |lse|: the logarithm of the sum of exp(score - lse), where `lse` is the row's largest score. */
+    /* For a row with |lse| < ATTN_LSE_MOST: ONE_KEY if the row sees exactly one key, otherwise 0. For any other row,
+     * `lse` is the row's largest score, and `rest` is the logarithm of the sum of exp(score - lse). */
     float *rest;
     /* for each row, the sum of dZ (the gradient of the scores after softcap) times the distance from query to key, for
      * dalibi_slopes */
@@ -369,8 +369,8 @@ DEVICE float lse_in_base_2(float lse)
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. If not, a single
- * warp computes them. */
+/* Returns true if kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse, and false if a
+ * single warp computes them. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
@@ -451,8 +451,8 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* Returns the largest rounding error between the lse of a row with one visible key and this key's score. f32_forward.cu
- * adds 15 to exponents in base 2, so it rounds small scores as coarsely as scores of 15. */
+/* Returns the largest difference that rounding causes between the lse of a row that sees exactly one key and this key's
+ * score. f32_forward.cu adds 15 to exponents in base 2, so it rounds small scores as coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);

@@ -14,8 +14,8 @@
 
 namespace {
 
-/* Returns whether this launch computes the row with index `at`. A launch computes either all rows, or only strange rows
- * (rows that tensor cores cannot compute), or only the rows that are not strange. */
+/* Returns whether this launch computes the row with index `at`. There are three kinds of launches: they compute all
+ * rows, only strange rows (rows that tensor cores cannot compute), or only the rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
