@@ -108,7 +108,7 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
 
 /* Stores the lse of row r for the backward. `given` is the lse that the client sent: NaN, or a number of at least
  * ATTN_LSE_MOST in size. NaN stays NaN. In float32, a number of this size is too coarse to contain the logarithm of the
- * row's sum of exponentials, so lse is computed again from the scores. */
+ * row's sum of exponentials. lse is then computed again from the scores. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;

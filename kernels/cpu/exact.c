@@ -212,7 +212,7 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
     /* `most` is an upper bound on the size of what q . k and ALiBi add to the bias. If this is less than half a unit in
-     * the last place of the bias as a double, it is lost in the sum, and all scores equal the bias. */
+     * the last place of the bias as a double, all scores equal the bias. */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);

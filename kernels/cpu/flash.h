@@ -247,8 +247,8 @@ struct flash {
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
-    /* numbers of row tiles (tiles of query rows), of packed key tiles and of chunks of keys, each summed over all
-     * key/value heads of all sequences */
+    /* numbers of row tiles (tiles of query rows), packed key tiles and chunks of keys, in all key/value heads of all
+     * sequences */
     int64_t tiles_all, packs_all, chunks_all;
     /* In the phase FLASH_ROWS, some items (units of parallel work) set dbias to zero. Each of them sets one slice: some
      * consecutive rows of a [Sq, Sk] matrix of dbias. dbias_slices: number of all slices; dbias_blocks: number of

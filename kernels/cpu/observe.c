@@ -321,8 +321,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output `weights`, but only for the queries
- * and keys that the caller asked for. */
+/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output `weights`. Queries and keys that the
+ * caller did not ask for are left out. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {

@@ -183,9 +183,9 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 /* ---- Planning a problem, and the memory that it needs ------------------------------------------------------------ */
 
 /* Returns the compute type of a dtype: the format of the operands of products. Some types store a number in parts
- * (simd_split.h). Their products are faster than those of f32 (1.4 times with three parts, twice with two), but D and
- * Dv are padded to multiples of 32. If the padding would cost most of the time that the faster products save, the
- * result is f32. */
+ * (simd_split.h). Their products are faster than those of f32: 1.4 times with three parts, twice with two. But D and Dv
+ * are padded to multiples of 32. If the padding would cost most of the time that the faster products save, the result
+ * is f32. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* With a |scale| above 2^32, scores are within the range of float32 only if the products q . k are tiny. Products

@@ -83,8 +83,7 @@
 
 enum {
     SIMD_PANEL = 32, /* number of columns of a panel; in a product A B, the matrix B is stored in panels */
-    /* the rows of a matrix A (of a product A B) must lie in memory that is readable up to the next multiple of this
-     * number of rows */
+    /* in a product A B, the memory of A must be readable up to the next multiple of this number of rows */
     SIMD_A_ROWS = 16,
 };
 

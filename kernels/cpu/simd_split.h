@@ -32,7 +32,7 @@ VEC __m512i interleave(__m512i x)
 }
 
 /* Splits 32 numbers into PARTS bf16 parts each. part[p] holds part p of the 16 numbers of `low`, then part p of the 16
- * numbers of `high`. Every part but the last is rounded by adding half a unit in its last place, which is fast but may
+ * numbers of `high`. Every part but the last is rounded by adding half a unit in its last place. This is fast, but may
  * turn a NaN into another number. The last part is rounded by an instruction that keeps NaN. The remainder of a NaN is
  * NaN, so the last part shows every NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])

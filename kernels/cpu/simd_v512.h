@@ -186,8 +186,8 @@ VEC vi v_load_u16(const uint16_t *p)
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
-    /* If the seven low bits of an e4m3 number are moved to the corresponding places of an f16, the value of the f16 is
-     * that of the number times 2^-8. This holds for subnormals too, but not for NaN (0x7f). */
+    /* The seven low bits of an e4m3 number are moved to the corresponding places of an f16. The f16 then has the
+     * number's value times 2^-8. This holds for subnormals too, but not for NaN (0x7f). */
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
     __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1),
                                     /* clears the copy of the sign that the shift leaves in bit 14 */

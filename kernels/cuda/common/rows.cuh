@@ -369,8 +369,8 @@ DEVICE float lse_in_base_2(float lse)
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns true if kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse, and false if a
- * single warp computes them. */
+/* True: kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. False: a single warp
+ * computes them. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
