@@ -191,8 +191,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
 }
 
 /* Returns true if more threads compute than the pool has, and more than an equal share of them belongs to the owner of
- * `part` (a client). `own`: 1 if the calling thread is paused, so that it is counted here; otherwise 0. The caller must
- * hold pool->lock. */
+ * `part` (a client of the pool). `own`: 1 if the calling thread is paused, so that it is counted here; otherwise 0. The
+ * caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
