@@ -10,6 +10,8 @@
  *     dV += (P kept)^T dO,  dK += dS^T Q          into the chunk's own sums, stored transposed
  *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
+ * M holds dropout's factors. P kept is P with 0 for the pairs that dropout drops.
+ *
  * A chunk adds to dQ of a row tile only after all chunks before it, so the bits of dQ do not depend on timing. Each
  * chunk publishes how many row tiles it has finished (struct flash_progress). Threads take items in order, so a chunk
  * that others wait for is always running.
@@ -104,8 +106,9 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Stores the lse of row r for the backward, where `given` is the lse that the client sent. NaN stays NaN. Above
- * ATTN_LSE_MOST a float32 lse is too coarse to show the row's sum, so lse is computed again from the scores. */
+/* Stores the lse of row r for the backward. `given` is the lse that the client sent: NaN, or a number of at least
+ * ATTN_LSE_MOST in size. NaN stays NaN. In float32, a number of this size is too coarse to contain the logarithm of the
+ * row's sum of exponentials. lse is then computed again from the scores. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
@@ -179,7 +182,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
     if (!type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda) &&
         f->may_overflow)
         found = FLASH_WILD;
-    /* which unusual numbers (huge, infinite or NaN) are in the rows of Q and dO by which P and dS are multiplied */
+    /* which unusual numbers (huge, infinite or NaN) the tile's rows of Q and dO contain: later, dS is multiplied by Q,
+     * and P by dO */
     int large = FLASH_TAME;
     if (f->p->dk.rank)
         large |= flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride,
@@ -203,9 +207,9 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the gradients, chunk of keys by chunk of keys --------------------------------------------- */
 
-/* Waits until every chunk of keys before `chunk` has added its part of dQ to row tile (tile of query rows) `index`.
- * Chunks with a number below *below are known to have finished all row tiles. The function does not test them again,
- * and raises *below if it can. */
+/* Waits until every chunk of keys before `chunk` has added its part to dQ of row tile number `index` (a tile of query
+ * rows). All chunks whose number is lower than *below have finished all row tiles, so the function does not test them.
+ * It raises *below if it can. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -250,8 +254,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* For each query head of the tile, computes what a block of queries and keys adds to dalibi_slopes, -sum dZ |i + Sk -
- * Sq - j|, and adds it to the head's sum in `sums`. */
+/* A block of queries and keys adds -sum dZ |i + Sk - Sq - j| to dalibi_slopes. The function computes this sum for each
+ * query head of the tile and adds it to the head's sum in `sums`. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -272,9 +276,9 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
 }
 
 /* Prepares S for a row that sees only one key, so that the key's P is exactly 1. If the row's lse equals the key's
- * score up to rounding, the function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2). If lse
- * and score differ, the function first computes the score again in double, because the terms of the dot product may
- * have cancelled. */
+ * score up to rounding, the function sets the score in S to 0. It returns 0 as the row's lse2 (lse in base 2). If lse
+ * and score differ by more, the function first computes the score again in double, because the terms of the dot product
+ * may have cancelled. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {
@@ -291,9 +295,9 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     return 0;
 }
 
-/* Computes scores S of a row whose P cannot be computed in float32 (its lse is in f->strange), and returns its lse2
- * (lse in base 2). If lse is NaN, the function makes the visible scores NaN and returns 0, because an lse2 of NaN would
- * make hidden pairs NaN too. */
+/* Computes scores S of a row whose P cannot be computed in float32; the row's lse is in f->strange. Returns the lse2
+ * (lse in base 2) that gradient() must use with these scores. If lse is NaN, the function makes the visible scores NaN
+ * and returns 0, because an lse2 of NaN would make hidden pairs NaN too. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
                             const struct visible_block *block, float c, float *S, float *cap)
 {
@@ -313,9 +317,10 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* Returns the lse2 (lse in base 2) of a tile's rows for gradient(). For each row with NaN in f->lse2, the function
- * computes lse2 from f->strange and replaces the row's scores in S; the result is then a copy in `scratch`. c is the
- * factor that flash_scores() returned for the block. */
+/* Returns the address of the lse2 (lse in base 2) of a tile's rows for gradient(). If f->lse2 has no NaN for these
+ * rows, this is an address in f->lse2. Otherwise it is a copy in `scratch`: the function computes lse2 from f->strange
+ * for each row with NaN, and replaces the row's scores in S. c is the factor that flash_scores() returned for the
+ * block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -337,7 +342,7 @@ struct chunk {
     int64_t b, hk, index, j0;
     int64_t first; /* index of the chunk's first key along the axis of keys of k and v */
     int n;         /* number of the chunk's keys that exist */
-    /* whether the chunk's keys have been packed, which is done when the first query that sees one of them is found */
+    /* whether the chunk's keys have been packed; they are packed when the first query that sees one of them is found */
     bool packed;
     bool wild;  /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
     int values; /* which unusual numbers (huge, NaN) K and V of the chunk contain: bits of enum flash_values */
@@ -436,7 +441,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* the first tile of queries that sees the chunk packs its keys; the keys of a chunk that no query sees are
+        /* the chunk's keys are packed for the first tile of queries that sees the chunk; if no query sees it, they are
          * never packed */
         if (!at.packed) pack_chunk(f, &at, &scratch);
         /* No query of the row tiles before `index` sees this chunk of keys. Other chunks that add to dQ of these tiles

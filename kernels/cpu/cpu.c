@@ -3,8 +3,8 @@
  *
  * A device owns one pool of threads. A call on a stream returns when its work is done, because the calling thread takes
  * part in the work. Device memory and staging memory (for copies to and from a device) are both plain memory of the
- * host, and share one limit. Each block of memory is preceded by 64 bytes that hold its size. Two runs never use a
- * workspace at the same time. */
+ * host, and share one limit. Each block of memory is preceded by 64 bytes that hold its size. No workspace is used by
+ * two runs at the same time. */
 #include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -25,8 +25,8 @@ enum {
     /* size of the operating system's huge pages; a block of memory of at least twice this size is put into huge pages,
      * which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* number of batches of problems to compute at a time, each on its own thread: a core without work in one batch
-     * helps with the other */
+    /* number of batches of problems that are computed at the same time, each on its own thread; a core without work in
+     * one of the two batches helps with the other batch */
     STREAMS = 2,
 };
 

@@ -14,9 +14,9 @@
 #include "kernels/cpu/flash.h"
 
 enum {
-    /* number of keys whose scores are computed together, and stay in the L1 cache; a multiple of FLASH_UNIT */
+    /* number of keys whose scores are computed together; these scores stay in the L1 cache; a multiple of FLASH_UNIT */
     KEYS = 256,
-    /* number of keys that are computed for one head before the next head of the bundle; a multiple of the number of
+    /* number of keys for which one head is computed before the next head of the bundle is; a multiple of the number of
      * keys that dots() and axpys() process together */
     STEP = 16,
 };
@@ -26,7 +26,8 @@ enum {
 struct head {
     struct flash_tile t;
     struct visible_block block;
-    bool seen; /* whether the head sees some of the KEYS keys that are being computed; only then is `block` valid */
+    /* whether the head sees any of the KEYS keys whose scores are being computed; if not, `block` is not valid */
+    bool seen;
     float *Q, *S, *O, *m, *l;
 };
 
@@ -89,8 +90,9 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Returns how many of the STEP keys from `from` on the head sees. `from` counts from the first of the KEYS keys that
- * the item computes. *first becomes the column of key `from` in head->block. */
+/* Returns the number of keys that the head sees among STEP keys, the first of which is key `from`. `from` counts from
+ * the first of the KEYS keys whose scores are computed together. *first becomes the column of key `from` in
+ * head->block. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);
@@ -111,7 +113,8 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* a tile of one head stands for the whole bundle: causal mask, window and lengths are the same for all heads */
+    /* the range of keys is taken from the first head's tile: causal mask, window and lengths give all heads of the
+     * bundle the same range */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

@@ -24,7 +24,8 @@
 #include "kernels/score.h"
 
 enum {
-    /* number of keys whose scores are computed together; the first key of each such group is a multiple of KEYS */
+    /* Number of keys whose scores are computed together. The keys of a row are divided into groups at the multiples of
+     * KEYS, so the first and the last group may have fewer keys. */
     KEYS = FLASH_MASK_BLOCK,
     /* If a sum of P V over KEYS keys overflows, the sum is computed again with P divided by 2^SHARE_BITS, and is then
      * finite. */
@@ -103,8 +104,8 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Finds out which keys the row sees, among the keys from j to the next multiple of KEYS or to `end`, whichever comes
- * first. Writes j, the number of these keys, `sees`, `seen` and `bias` to *at. All later elements of `sees`
+/* Finds out which keys the row sees among the keys from j to the next multiple of KEYS, or to `end` if `end` comes
+ * first. Writes to *at: j, n (the number of keys tested), `sees`, `seen` and `bias`. The elements of `sees` from n on
  * become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
@@ -210,8 +211,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    /* `most` is an upper bound on what q . k and ALiBi add to the bias. If it is below half a unit in the bias's last
-     * place, in double, all scores equal the bias. */
+    /* `most` is an upper bound on the size of what q . k and ALiBi add to the bias. If this is less than half a unit in
+     * the last place of the bias as a double, all scores equal the bias. */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
@@ -239,9 +240,9 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
     }
 }
 
-/* Computes out += P V over the keys; P is 0 where a key is not seen. The value of a visible key is used even where its
- * P is 0, because it may be NaN. `real`: no value of the head is NaN or infinite, so values with P = 0 may be
- * skipped. */
+/* Computes out += P V over the keys; P is 0 for a key that the row does not see. A visible key's row of V is used even
+ * where P is 0, because it may contain NaN. `real`: V of this head contains no NaN and no infinity, so rows of V with P
+ * = 0 may be skipped. */
 static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
 {
     const struct flash *f = row->f;

@@ -113,8 +113,8 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
     block->cols = (int)(hi - j0) - block->c0;
     assert(block->c0 >= 0 && block->cols > 0 && j0 + block->c0 + block->cols <= j1);
     block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
-    /* The block's first column c0 is rounded down to a multiple of FLASH_UNIT, so the block may begin with columns that
-     * only FlashMask hides; FlashMask must then be tested. */
+    /* The block's first column c0 is rounded down to a multiple of FLASH_UNIT. The block may therefore begin with
+     * columns that FlashMask hides but causal, window and lengths do not. FlashMask must then be tested. */
     if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;
     return true;
 }

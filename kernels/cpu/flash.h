@@ -63,9 +63,9 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    /* Numbers of rows and of keys are rounded up to multiples of FLASH_UNIT in packed memory. The rows or keys then
-     * fill whole panels (SIMD_PANEL columns) of matrix products (simd.h), and are a multiple of every
-     * simd_type.k_multiple. */
+    /* In packed memory, the number of rows and the number of keys are rounded up to multiples of FLASH_UNIT. Rows and
+     * keys then fill whole panels (SIMD_PANEL columns) of matrix products (simd.h). Their numbers are also multiples of
+     * every simd_type.k_multiple. */
     FLASH_UNIT = 32,
     /* number of keys per entry of the array `extremes`, which holds the smallest and the largest FlashMask bounds of
      * these keys */
@@ -101,8 +101,8 @@ enum flash_values {
     FLASH_WILD = 4,
 };
 
-/* Returns the number x for which a probability below 2^x is taken as 0. `values`: which unusual numbers (bits of enum
- * flash_values) are among those by which the probability is multiplied. */
+/* Returns the number x such that a probability below 2^x counts as 0. Probabilities are multiplied by other numbers;
+ * `values` says which unusual numbers are among these, as bits of enum flash_values. */
 static inline float flash_least(int values)
 {
     return values & (FLASH_LARGE | FLASH_UNREAL) ? SIMD_EXP2_LEAST : SIMD_EXP2_LEAST_TAME;
@@ -129,18 +129,18 @@ struct flash_sequence {
     /* whether K and V are packed once for all row tiles; if not, each row tile packs the key tiles that it needs */
     bool packs;
     int heads; /* number of query heads whose rows are computed together, in one row tile */
-    /* number of key/value heads that one item (unit of parallel work) of a forward computes: 1, or more if there are
-     * few query rows (FLASH_DOTS) */
+    /* number of key/value heads that one item (unit of parallel work) of a forward computes; it is above 1 only if
+     * there are few query rows (FLASH_DOTS) */
     int bundle;
     int64_t tiles; /* number of row tiles into which the rows of a key/value head are cut */
-    /* number of rows in all row tiles of a key/value head, where the rows of each tile are rounded up to a multiple of
-     * FLASH_UNIT */
+    /* number of rows in all row tiles of a key/value head; the rows of each tile are counted as a multiple of
+     * FLASH_UNIT, rounded up */
     int64_t rows;
     /* `splits`: number of spans into which the keys of a row tile are split (1: not split); `span`: number of keys in a
      * span */
     int64_t splits, span;
-    /* Each key/value head has this many rows in the arrays of partial results, for each span of keys. 0: keys are not
-     * split. */
+    /* number of rows that each key/value head has, for each span of keys, in the arrays of partial results; 0: keys are
+     * not split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -156,7 +156,7 @@ struct flash_tile {
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
     int64_t row0;
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
-    attn_range all;  /* range of keys that causal mask, window and lengths let every query of the tile see */
+    attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
 };
 
 /* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1. Column 0 is key j0, the first key that
@@ -179,7 +179,7 @@ struct flash {
     attn_geometry g;
     /* recompute: whether the problem is a backward without out and lse, which must start with a forward */
     bool backward, observe, recompute;
-    /* whether the scores have no options but a positive scale, and each row sees one range of keys */
+    /* whether the scale is the only option of the scores, and each row sees one range of keys */
     bool plain;
     bool may_overflow; /* whether dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
@@ -233,38 +233,42 @@ struct flash {
      * probability is P = exp2(z - row_base) * row_inverse. row_base is INFINITY where every P of the row is 0, and NaN
      * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* observe_chunks: the phase FLASH_KEYS has this many items (units of parallel work) that each compute a chunk of
-     * keys; its other items compute the output `map`. shown_keys: number of keys in a row of the output key_mass. */
+    /* observe_chunks: number of items (units of parallel work) of the phase FLASH_KEYS that compute a chunk of keys
+     * each; the other items of this phase compute the output `map`. shown_keys: number of keys in a row of the output
+     * key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* The members below belong to a backward; their arrays have an entry for each chunk of keys. */
-    int64_t chunks; /* number of chunks (keys that a backward computes together) of each sequence; if packed, of the
-                     * longest sequence */
+    /* number of chunks of each sequence (a chunk: keys that a backward computes together); in a packed problem, the
+     * number of chunks of the longest sequence */
+    int64_t chunks;
     struct flash_progress *progress;
     double *slope_parts; /* shape [B][H][chunks]: the part of dalibi_slopes that comes from each chunk of keys */
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
      * shared */
     int64_t dbias_classes;
-    /* numbers of tiles of query rows, of packed tiles of keys, and of chunks of keys, summed over all sequences */
+    /* numbers of row tiles (tiles of query rows), packed key tiles and chunks of keys, in all key/value heads of all
+     * sequences */
     int64_t tiles_all, packs_all, chunks_all;
-    /* Items (units of parallel work) of the phase FLASH_ROWS set dbias to zero, each in one slice (run of rows).
-     * dbias_slices: number of all slices; dbias_blocks: number of slices of each [Sq, Sk] matrix. */
+    /* In the phase FLASH_ROWS, some items (units of parallel work) set dbias to zero. Each of them sets one slice: some
+     * consecutive rows of a [Sq, Sk] matrix of dbias. dbias_slices: number of all slices; dbias_blocks: number of
+     * slices of each matrix. */
     int64_t dbias_slices, dbias_blocks;
 
-    /* `items` is the number of items (units of parallel work) that this problem has in each phase, and `first` is the
-     * number of items of all earlier problems together */
+    /* items: number of items (units of parallel work) of this problem in each phase; first: number of items of all
+     * earlier problems together in each phase */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* The progress of one chunk of keys in a backward: the chunk is done with all tiles of query rows whose number is
- * below `tile`. The struct fills a cache line, so that threads that poll one chunk do not slow down the threads of
- * other chunks. */
+/* The progress of one chunk of keys in a backward: the chunk has finished all row tiles (tiles of query rows) whose
+ * number is below `tile`. The struct fills a cache line, so that threads that poll one chunk do not slow down the
+ * threads of other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
 
 /* The scratch memory of a thread, large enough for each problem of the attn_run(). Every item (unit of parallel work)
- * divides the memory from its start among its own arrays. */
+ * begins at the start of this memory again, and divides it among the arrays that the item needs. */
 struct flash_scratch {
     char *memory;
 };
@@ -318,8 +322,8 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* Writes to *block which of the keys j0 to j1 - 1 a row tile sees. j0 is a multiple of FLASH_UNIT. Returns false if the
- * tile sees none of these keys. */
+/* Finds out which of the keys j0 to j1 - 1 are seen by a row tile, and writes their range to *block. j0 is a multiple
+ * of FLASH_UNIT. Returns false if the tile sees none of these keys. */
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
@@ -327,7 +331,8 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
-    uint8_t *keep; /* keep_mask for the rows and columns of the tile; NULL where it keeps all keys of the tile */
+    /* memory for a copy of the tile's part of keep_mask; NULL if keep_mask covers all keys, or is not given */
+    uint8_t *keep;
 };
 void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
                               struct flash_limits *limits);
@@ -348,8 +353,9 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
  * with keys j to j + n - 1, n <= FLASH_MASK_BLOCK. flash_drop() does the same for a block of rows. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
-/* Returns a tile's rows of a tensor with axes like q's, as one matrix. If the tile has one head, the function returns
- * an address in the tensor's own memory; otherwise it copies the rows to `scratch` (t->rows * cols elements). */
+/* Returns a tile's rows of a tensor as one matrix; the tensor has the same axes as q. If the tile has one head, the
+ * function returns an address in the tensor's own memory; otherwise it copies the rows to `scratch` (t->rows * cols
+ * elements). */
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
 /* Returns the address of element (b, h, row) of a view. In a packed problem, `row` counts from the first row of the
@@ -367,9 +373,8 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
 }
 
 /* A matrix of at most `most` consecutive rows of k or v. The first row has the index `line` (k_start + j). If the keys
- * lie in pages, the matrix ends with the first row's page, and its number of rows is rounded down to a multiple of
- * `unit`. If that would give 0 rows, up to `unit` rows are copied from several pages to `scratch` (unit * cols
- * elements). */
+ * lie in pages, the matrix ends with the page of its first row. Its number of rows is then rounded down to a multiple
+ * of `unit`. If no row is left, up to `unit` rows are copied from several pages to `scratch` (unit * cols elements). */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -384,8 +389,8 @@ static inline struct flash_keys flash_keys_at(const struct flash *f, const attn_
     return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, most };
 }
 
-/* Asserts that the code that divides a thread's scratch took no more bytes than the scratch memory has. Call it after
- * the last flash_take(). */
+/* Asserts that an item has taken no more bytes of the thread's scratch memory than there are. Call it after the item's
+ * last flash_take(). */
 static inline void flash_scratch_end(const struct flash *f, const struct flash_arena *arena)
 {
     assert(arena->base == NULL || arena->used <= f->scratch_bytes);
@@ -428,8 +433,8 @@ int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
 /* Computes one item (unit of parallel work) of FLASH_FORWARD for a sequence on the path FLASH_DOTS. The item is one
- * bundle (key/value heads computed together) over one span of keys. `rest` is the number of the item in its
- * sequence. */
+ * bundle (key/value heads computed together) over one span of keys. `rest` is the item's number among the items of
+ * sequence b. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether scores or sums of row r of a tile exceed the range of float32, so that the row must be computed in
@@ -446,8 +451,8 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
     return !(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY);
 }
 
-/* Ends the computation of a tile of query rows, for which O is the sum of P V, `m` the largest score and `l` the sum of
- * exponentials of each row. If the keys of the tile are split, stores O, m and l as the partial result of split number
+/* Ends the computation of a tile of query rows. For each row, O holds the sum of P V, `m` the largest score and `l` the
+ * sum of exponentials. If the keys of the tile are split, stores O, m and l as the partial result of split number
  * `split`. Otherwise writes `out` and `lse` (in a backward: `lse2` and `delta`). `inverse`: scratch memory for t->rows
  * floats. `large`: true if O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
@@ -456,13 +461,13 @@ void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64
  * parameters. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns the index in part_O, part_m and part_l at which a partial result begins: the result of a row tile (tile of
- * query rows) for span number `split` of the keys. */
+/* Returns the index in part_O, part_m and part_l of the first row of a partial result. It is the result of a row tile
+ * (tile of query rows) for span number `split` of the keys. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
-/* Computes delta = rowsum(dO O), without dlse, for n rows of O, beginning with row `first` of head h in the tensor. dO
- * is rounded as for the products, so that sum_j P (dP - delta) is 0. If it were not 0, its product with a large element
- * of K would make dQ wrong. */
+/* Computes rowsum(dO O), which is delta without dlse, for n rows of O and of dO. In the tensor dout, these rows begin
+ * with row `first` of head h. dO is rounded as for the products, so that sum_j P (dP - delta) is 0. If this sum were
+ * not 0, its product with a large element of K would make dQ wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 
@@ -502,8 +507,9 @@ static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
                       struct flash_top *top);
 
-/* Tests whether a bias gives all keys that the row sees the same score. If so, writes this score and the row's lse to
- * *found, and returns the number of these keys. Returns 0 if the row sees no key, or if its scores may differ. */
+/* Tests whether all keys that the row sees have the same score because of their bias. If so, writes this score and the
+ * row's lse to *found, and returns the number of these keys. Returns 0 if the row sees no key, or if the scores may
+ * differ. */
 int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
 
 bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
@@ -518,14 +524,14 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
     f->lse2[row] = lse.lse.top == -INFINITY ? INFINITY : holds ? (float)(whole * M_LOG2E) : NAN;
 }
 
-/* Computes the scores of row r of a tile for gradient(), in double, for keys j to j + cols - 1. With the score z and
- * lse as natural logarithms, S receives (z - lse) / c. A hidden score becomes -inf. If `cap` is not NULL, the
- * derivatives of softcap are written to it, for the gradient. */
+/* Computes the scores of row r of a tile for gradient(), in double, for keys j to j + cols - 1. S receives (z - lse) /
+ * c, where the score z and lse are natural logarithms, and c is the caller's divisor. A hidden score becomes -inf. If
+ * `cap` is not NULL, the derivatives of softcap are written to it, for the gradient. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Finds scores that are NaN after score(), because q . k may have overflowed in float32, and computes these scores
- * again in double. Also computes the derivative of softcap for these scores. */
+/* Finds scores that score() has made NaN. The reason may be that q . k overflowed in float32, so the function computes
+ * these scores again in double, and also their derivatives of softcap. */
 void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
                              int64_t lds, float *cap);
 

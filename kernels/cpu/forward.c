@@ -12,8 +12,8 @@
  * A block that causal or a window cuts is computed in strips of a few rows, each against the columns that one of its
  * rows sees. Hidden pairs add 0 to sums, so strips do not change the bits.
  *
- * FLASH_PREPARE packs K and V once where several row tiles use them. Where a sequence has one row tile per head, the
- * tile packs each key tile when it needs it.
+ * FLASH_PREPARE packs K and V once where several row tiles use them. Where a sequence has one row tile per head, a key
+ * tile is packed only when the row tile is multiplied with it.
  *
  * A hidden key must have no effect, but P = 0 times NaN would be NaN. V is therefore packed with 0 in place of NaN and
  * infinity. add_nonfinite() adds the values left out to `nonfinite_sums`, for exactly the rows that see them, and these
@@ -176,8 +176,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* The last queries come first: with a causal mask they see the most keys, and a long item (unit of parallel work)
-     * that started last would keep all other threads waiting. */
+    /* The last queries come first: with a causal mask they see the most keys, so their items (units of parallel work)
+     * take longest. A long item that started last would keep all other threads waiting. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);

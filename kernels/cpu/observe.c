@@ -33,7 +33,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* for one head, the sum for the output `key_mass` of each key in the chunk that is being computed */
+    /* sums for the output `key_mass` of one head, one for each key in the chunk that is being computed */
+    double *mass;
     double *cells; /* cells of the output `map`: MAP_COLUMNS cells for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
@@ -96,8 +97,8 @@ static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t
     return !tame && f->may_overflow;
 }
 
-/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block becomes the part of these
- * keys that the row tile sees. The scores in base 2 are S times *c. Returns false if the row tile sees none of the
+/* Computes the scores of a row tile and keys j0 to j1 - 1, which lie in one key tile. *block becomes the range of these
+ * keys that the row tile sees. S times *c are the scores in base 2. Returns false if the row tile sees none of the
  * keys. */
 static bool score_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block, float *c)
@@ -207,7 +208,7 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Writes the outputs of row r of a tile, and stores the numbers by which weigh_block() turns the row's scores into
+/* Writes the outputs of row r of a tile. Stores the numbers with which weigh_block() will turn the row's scores into
  * probabilities. `base`: the row's largest score in base 2, or NaN if the row is computed in double. `top`: the row's
  * largest scores, in natural logarithms; NULL: not wanted. */
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
@@ -301,7 +302,8 @@ void flash_observe_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the outputs key_mass and weights ---------------------------------------------------------- */
 
-/* Returns which rows of a tile belong both to the tile's head number `head` and to the queries `first` to `end` - 1. */
+/* Returns the rows of a tile that belong to the tile's head number `head` and whose queries are `first` to `end` -
+ * 1. */
 static attn_range rows_among(const struct flash_tile *t, int head, int64_t first, int64_t end)
 {
     attn_range rows;
@@ -319,8 +321,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output weights, for the queries and keys
- * that the caller asked for. */
+/* Writes the probabilities of a row tile and keys j to j + cols - 1 to the output `weights`. Queries and keys that the
+ * caller did not ask for are left out. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -378,9 +380,9 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- Phase FLASH_KEYS: the output map ---------------------------------------------------------------------------- */
 
-/* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
- * key) in cell number `cell`. If that cell is empty, returns the first row (or key) of the next cell that is not
- * empty. */
+/* Divides `size` queries evenly among the `cells` rows of the output `map`, or `size` keys among its `cells` columns.
+ * Returns the first query (or key) in cell number `cell`. If that cell is empty, returns the first query (or key) of
+ * the next cell that is not empty. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);
@@ -405,8 +407,8 @@ static int group_rows(const struct flash *f, const struct flash_tile *t, struct 
     return count;
 }
 
-/* Adds the first `cols` elements of `sums`, which belong to keys j to j + cols - 1, to the cells of the output `map`
- * in which these keys lie. cells[0] is the cell in column v0 of `map`. */
+/* The first `cols` elements of `sums` belong to keys j to j + cols - 1. Adds each element to the cell of the output
+ * `map` in which its key lies. cells[0] is the cell in column v0 of `map`. */
 static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float *sums, int64_t v0, double *cells)
 {
     const int64_t size = o->keys[1] - o->keys[0];

@@ -14,7 +14,8 @@
  * are ordinary memory, so a block is a pointer to its first row. All numbers are doubles.
  *
  * Three rules are not in the paper. A pair that a causal mask or a window hides has S = -inf, and its K and V are not
- * used, because they may be NaN. A row that sees no key gets O = 0 and L = -inf. A score counts as at most FLT_MAX.
+ * used, because they may be NaN. A row that sees no key gets O = 0 and L = -inf. A score above FLT_MAX counts
+ * as FLT_MAX, and one below -FLT_MAX as -FLT_MAX.
  *
  * plain.c makes the device "paper" from this file. PAPER_FEATURES of plain.c lists what the device computes. */
 #include <float.h>

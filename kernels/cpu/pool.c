@@ -117,7 +117,8 @@ void pool_breathe(unsigned *spins)
 
 static bool take_item(struct parallel_for *loop, int worker)
 {
-    /* Each thread may increase `next` once beyond the number of items; a 64-bit counter cannot overflow by that. */
+    /* When no item is left, each thread may still increase `next` once. These few steps cannot overflow a 64-bit
+     * counter. */
     const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
     if (item >= loop->items) return false;
     loop->task(loop->context, worker, item);
@@ -189,8 +190,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* Returns whether more threads compute than the pool has, and the owner of `part` (a client of the pool) has more of
- * them than an equal share. `own`: 1 if the calling thread is paused, so that it counts as computing; otherwise 0. The
+/* Returns true if more threads compute than the pool has, and more than an equal share of them belongs to the owner of
+ * `part` (a client of the pool). `own`: 1 if the calling thread is paused, so that it is counted here; otherwise 0. The
  * caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
@@ -200,7 +201,7 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
 }
 
 /* Called between two items of a loop. Pauses the calling thread as long as more threads compute than the pool has, and
- * the thread's owner (a client of the pool) has more than an equal share of them. */
+ * the thread's owner (a client of the pool) has more than its equal share of the pool's threads. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -381,7 +382,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        /* the lock is needed, because threads that were started before may already read pool->threads */
+        /* the lock is needed, because the threads that this loop has already started may read pool->threads */
         pthread_mutex_lock(&pool->lock);
         /* thread n is counted only after its start, because pool_close() joins threads 1 to pool->threads - 1 */
         pool->threads = n + 1;

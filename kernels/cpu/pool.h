@@ -66,8 +66,8 @@ int64_t pool_end(struct pool *pool, struct pool_part *part);
  * index. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
-/* Call this function in a loop that waits inside a task: the processor pauses, and after some steps the thread
- * yields. */
+/* Call this function again and again in a loop that waits inside a task. Each call makes the processor pause, and every
+ * POOL_YIELD_EVERY-th call (pool.c) also yields the processor to another thread. */
 void pool_breathe(unsigned *spins);
 
 #endif

@@ -5,8 +5,8 @@
  *
  * A pair (i, j) that a mask hides is never used, so a NaN there has no effect. A visible pair is used even where its P
  * is 0. A row that sees nothing has out = 0, lse = -inf (with a sink: lse = sink) and gradients of 0. Each result is
- * rounded once, when it is stored. All sums run in one fixed order. lse is held in two parts, the row's maximum and the
- * logarithm of the rest, because one double would lose the logarithm beside a score of 1e38. */
+ * rounded once, when it is stored. All sums run in one fixed order. lse is held in two parts: the row's maximum, and
+ * the logarithm of the sum of exp(score - maximum). One double would lose this logarithm beside a score of 1e38. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -163,8 +163,8 @@ static struct lse lse_of_row(const struct reference *r)
 }
 
 /* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more is too coarse (its last bit is worth 2),
- * so it is computed again from the scores. If the row sees only one key and the given lse equals its score up to
- * rounding, the result is the score itself, so that P is exactly 1. */
+ * so it is computed again from the scores. If the row sees only one key, and the given lse equals the key's score up to
+ * rounding, the function returns the score itself, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);

@@ -9,8 +9,9 @@
 /* number of rows for which one call of close() (simd.h) computes lse and the factor of O */
 enum { CLOSE_ROWS = 64 };
 
-/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor of O: 1 / l times dropout's
- * factor. For a row that sees no key, inverse is 0, and lse2 is the sink in base 2, or -inf without a sink. */
+/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, by which O must be multiplied: 1 / l
+ * times dropout's factor. For a row that sees no key, inverse is 0, and lse2 is the sink in base 2, or -inf without a
+ * sink. */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -39,8 +40,9 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* Ends a row whose scores are all equal: O is the sum of its values, and l their number. Writes the row's out to `row`.
- * Returns false, and does not write to `row`, if the scores may differ or O is not finite. */
+/* Ends a row in which all keys have the same score. O is the sum of the keys' rows of V, and l the number of keys.
+ * Writes the row's out to `row`. Returns false, and does not write to `row`, if the scores may differ or O is not
+ * finite. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {

@@ -7,8 +7,8 @@
  *
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
- * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V
- * as matrices B of products (simd.h). */
+ * Keys have the same order in `kv`, where the number of keys of each sequence is rounded up to a multiple of
+ * FLASH_UNIT. A key tile holds K^T and then V as matrices B of products (simd.h). */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -25,10 +25,10 @@
 
 /* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU kernels"), all multiples of FLASH_UNIT. A
  * forward has tiles of BM rows of q and BN keys; a backward has tiles of back_Br rows of q and chunks of Bk keys. A
- * problem gets the first row that fits its compute type and the larger of D and Dv. */
+ * problem gets the first entry of this table that fits its compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    /* compute type: `element` is the dtype of stored numbers, and `parts` of these add up to one number
-     * (simd_split.h) */
+    /* the compute type (format of the operands of products): a number is the sum of `parts` stored numbers of the dtype
+     * `element` (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -182,9 +182,10 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* ---- Planning a problem, and the memory that it needs ------------------------------------------------------------ */
 
-/* Returns the compute type of a dtype: the format of the operands of products. Types that store a number in parts
- * (simd_split.h) multiply faster than f32 (1.4 times with three parts, twice with two), but pad D and Dv to multiples
- * of 32. If the padding would cost most of the time that the faster products save, the result is f32. */
+/* Returns the compute type of a dtype: the format of the operands of products. Some types store a number in parts
+ * (simd_split.h). Their products are faster than those of f32: 1.4 times with three parts, twice with two. But D and Dv
+ * are padded to multiples of 32. If the padding would cost most of the time that the faster products save, the result
+ * is f32. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* With a |scale| above 2^32, scores are within the range of float32 only if the products q . k are tiny. Products
@@ -215,8 +216,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->observe = p->op == ATTN_OP_OBSERVE;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
-    /* The gradient of an ALiBi slope weights each score's gradient by a distance of hundreds of keys, which magnifies
-     * errors of P V. P V is therefore computed with each P split into two bf16 numbers, as for float16. */
+    /* In the gradient of an ALiBi slope, each score's gradient is multiplied by a distance of hundreds of keys. This
+     * magnifies errors of P V. P V is therefore computed with each P split into two bf16 numbers, as for float16. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
@@ -234,7 +235,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* a row of tile_sizes was found, because the table's last rows fit every head size */
+    /* an entry of tile_sizes was found, because the last entries of that table fit every head size */
+    assert(f->BM > 0);
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item (unit of parallel work) computes several heads together
      * (decode.c). */
@@ -246,8 +248,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->mask_heads = p->mask_startend_rows.shape[1];
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
     }
-    /* If several groups of heads, or several batch rows, share one matrix of dbias, one item (unit of work) computes
-     * all these groups or batch rows one after the other (backward.c). */
+    /* Several groups of heads, or several batch rows, may share one matrix of dbias. One item (unit of work) then
+     * computes all of these groups or batch rows, one after the other (backward.c). */
     if (f->backward && p->dbias.rank) {
         const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
         if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))
@@ -402,7 +404,7 @@ static void walk_item(void *context, int worker, int64_t item)
     const struct flash_run *run = walk->run;
     /* after a cancel, the remaining items (units of parallel work) return at once */
     if (attn_is_cancelled(run->cancel)) return;
-    /* finds the last problem whose first item is number `item` or lower */
+    /* finds the problem to which the item belongs: the last problem whose first item is not after this item */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
@@ -424,8 +426,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() needs sums over the entries of f->seq. Therefore f->seq is filled before cut() runs, at the address
-         * that cut() will give it: the start of the arena. */
+        /* f->seq is filled before cut() runs, because cut() needs sums over the entries of f->seq. It is filled at the
+         * start of the arena, which is the address that cut() will give it. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

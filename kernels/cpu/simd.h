@@ -23,7 +23,7 @@
  * Invariants
  *
  * 1. A row of a result depends on that row's operands alone: not on m, on other rows, or on how rows are split among
- *    threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (cols
+ *    threads. Sums along k have one fixed order for each (table, type, k). The same holds for softmax rows (cols
  *    fixes the order) and for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
  * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. A P below 2^SIMD_EXP2_LEAST or
@@ -83,8 +83,7 @@
 
 enum {
     SIMD_PANEL = 32, /* number of columns of a panel; in a product A B, the matrix B is stored in panels */
-    /* the memory behind the rows of a matrix A (of a product A B) must be readable up to the next multiple of this many
-     * rows */
+    /* in a product A B, the memory of A must be readable up to the next multiple of this number of rows */
     SIMD_A_ROWS = 16,
 };
 
@@ -170,17 +169,17 @@ struct simd_gradient {
 struct simd_type {
     attn_dtype dtype; /* dtype in which the numbers of an operand (a matrix of a product) are stored: ATTN_F32 or
                        * ATTN_BF16 */
-    int k_multiple;   /* operands of a product along k (columns of A, rows of B) are padded with zeros to a multiple of
-                       * k_multiple */
-    int parts;        /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
+    /* the size k of a product (columns of A, rows of B) is padded to a multiple of k_multiple, with zeros */
+    int k_multiple;
+    int parts; /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
     /* number of rows of a strip: forward.c cuts tiles on the causal diagonal into strips; 0: tiles are not cut, because
      * gemm() needs whole tiles */
     int strip;
 
     /* The pack functions make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements
      * apart. Numbers are rounded to nearest even. Each function returns true if the absolute value of every element is
-     * below SIMD_TAME. Otherwise the caller must handle larger numbers, whose sums may overflow, and NaN and infinity,
-     * because their products with the P = 0 of a hidden key would be NaN. */
+     * below SIMD_TAME. If it returns false, the caller must handle all other elements: sums of large numbers may
+     * overflow, and NaN or infinity times the P = 0 of a hidden key would be NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -206,7 +205,7 @@ struct simd_type {
      *   drop       NULL, or an array in the layout of S, by which P is multiplied. It holds 0 and 1 only, because
      *              another factor would be rounded together with P. l sums P before rounding and before drop.
      *   least      P below 2^least is 0: SIMD_EXP2_LEAST, or SIMD_EXP2_LEAST_TAME if all values are below SIMD_TAME
-     * Returns whether any rescale is not 1. If none is, pass NULL to gemm().
+     * Returns whether any rescale is not 1. If all are 1, pass NULL as `rescale` to gemm().
      * After the last step, lse is (m + log2 l) * ln 2, and the caller divides O by l. A row with m = -INFINITY has seen
      * no key. With c <= 0, S must not hold infinities, because they would change sign: call score() for masked
      * tiles. */
@@ -361,8 +360,9 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* In a product A B, simd_a_bytes() returns the bytes of A with m rows, and simd_b_bytes() the bytes of B with n
- * columns, whose panels are ldb apart. The operands are tiles or one head, so the sizes cannot overflow. */
+/* Bytes of the operands of a product A B. simd_a_bytes() returns the bytes of A, which has m rows. simd_b_bytes()
+ * returns the bytes of B, which has n columns in panels that are ldb apart. The operands are tiles or one head, so the
+ * sizes cannot overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

@@ -84,7 +84,7 @@ static void copy_block(int rows, int cols, const float *from, int64_t ld_from, f
     for (int r = 0; r < rows; r++) memcpy(to + r * ld_to, from + r * ld_from, (size_t)cols * sizeof(float));
 }
 
-/* Computes one panel (32 columns) of 16 rows of C, or, if `two` is true, of 32 rows. C must have memory for all 32
+/* Computes 16 rows of C (32 rows if `two` is true) in the 32 columns of one panel. C must have memory for all 32
  * columns. With three parts, the product of part a of A and part b of B is left out if a + b >= 3, because it is too
  * small to matter (simd_split.h). */
 static inline __attribute__((always_inline)) void gemm_block(const bool two, const int parts, int k, const uint16_t *A,

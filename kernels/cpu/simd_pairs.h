@@ -59,8 +59,8 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    /* One row of a panel of B holds both rows of the pair. If the second row does not exist, the pair holds zeros in
-     * its place. */
+    /* A row of a panel of B holds two neighbouring rows of the matrix, which are a pair. If the pair's second row does
+     * not exist, p.rows holds zeros in its place. */
     (void)ldb, (void)rows;
     vh_store(B, vh_halves(p.rows));
 }

@@ -173,8 +173,8 @@ static void gradient(const struct simd_gradient *g)
                 P = exp2_from(fmaf(g->S[at], g->c, -g->lse2[r]), g->least);
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
-                /* dZ is tested, because `cap` (the derivative of softcap) of a hidden score may be NaN, and 0 times
-                 * NaN would be NaN */
+                /* Where dZ is 0, dS is 0 too, and `cap` is not used: `cap` (the derivative of softcap) of a hidden
+                 * score may be NaN, and 0 times NaN would be NaN. */
                 dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ;
                 if (g->dZ) g->dZ[at] = dZ;
                 if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;

@@ -107,8 +107,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
 }
 
 /* Ends observe() for one row. `sum` and `part` are sums over the columns of this call; they are added to the row's
- * running sum l and entropy sum e. m is the row's maximum before this call, and `most` is the maximum that includes
- * this call's columns. */
+ * running sum l and entropy sum e. m is the row's maximum before this call, and `most` is the maximum of m and of this
+ * call's columns. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;
@@ -133,7 +133,7 @@ static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stri
 
 /* Prefetching of rows. The rows of one head are far apart in memory, because rows of other heads lie between them. The
  * processor's own prefetcher does not follow such reads, so code that reads rows prefetches them by instructions,
- * SIMD_AHEAD rows in advance. simd_ahead() returns how many of the `rows` rows need this: 0 if all rows lie within
+ * SIMD_AHEAD rows in advance. simd_ahead() returns how many of the `rows` rows to prefetch: 0 if all rows lie within
  * SIMD_CLOSE bytes, which a cache probably holds, and otherwise `rows`. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
@@ -153,8 +153,8 @@ static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_d
     __asm__ volatile(""); /* without this statement, gcc removes calls of a function that only prefetches */
 }
 
-/* Call this when row r is read. If r is a multiple of SIMD_AHEAD, the function prefetches the next group of SIMD_AHEAD
- * rows, which begins at row r + SIMD_AHEAD, but only rows below `ahead`. */
+/* Call this when row r is read. If r is a multiple of SIMD_AHEAD, the function prefetches the next SIMD_AHEAD rows,
+ * from row r + SIMD_AHEAD on. It does not prefetch row `ahead` or later rows. */
 static inline void simd_ask_ahead(const void *X, attn_dtype dtype, int64_t stride, int cols, int r, int ahead)
 {
     const int from = r + SIMD_AHEAD;

@@ -31,10 +31,10 @@ VEC __m512i interleave(__m512i x)
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* Splits 32 numbers into PARTS bf16 parts each. Each part holds the 16 numbers of `low`, then the 16 of `high`. Every
- * part but the last is rounded by adding half a unit in its last place, which is fast but may turn a NaN into another
- * number. The last part is rounded by an instruction that keeps NaN. The remainder of a NaN is NaN, so the last part
- * shows every NaN. */
+/* Splits 32 numbers into PARTS bf16 parts each. part[p] holds part p of the 16 numbers of `low`, then part p of the 16
+ * numbers of `high`. Every part but the last is rounded by adding half a unit in its last place. This is fast, but may
+ * turn a NaN into another number. The last part is rounded by an instruction that keeps NaN. The remainder of a NaN is
+ * NaN, so the last part shows every NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -96,7 +96,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* `rows` is not needed: if the second row does not exist, the pair holds zeros in its place */
+    (void)rows; /* `rows` is not needed: if the pair's second row does not exist, pair.rows holds zeros in its place */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }
@@ -186,8 +186,9 @@ VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
     return !bad;
 }
 
-/* Makes a packing function. Inputs of the compute type's own dtype get a copy of the code in which the dtype is
- * constant. Inputs of any other dtype (such as a float32 dout of float16 inputs) share the general code. */
+/* Makes a packing function, which has two copies of the code. In the first copy, the dtype of the inputs is a constant,
+ * OWN_DTYPE. The second copy is for inputs of any other dtype, such as a float32 dout of a problem with float16
+ * inputs. */
 #define PACK(name)                                                                                              \
     static bool name(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *to, int64_t ld) \
     {                                                                                                           \

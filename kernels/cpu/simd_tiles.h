@@ -103,8 +103,8 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
-            /* The largest score gives the largest product with |c|, because rounding keeps the order of products. The
-             * comparison with the old maximum loses a NaN, but the sum over the row still becomes NaN. */
+            /* The largest score gives the largest product with |c|, because rounding keeps the order of products. If
+             * the product is NaN, v_max() returns the old maximum, but the sum over the row still becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* The maximum is -inf while all keys so far are hidden; 0 replaces it, because -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
@@ -152,10 +152,10 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
         rest = v_fms(v_mul(dP, drop), v_set(g->drop_scale), delta);
         kept = v_mul(p, drop);
     }
-    /* dP may be NaN or infinite where P is 0 */
+    /* dP may be NaN or infinite where P is 0; dZ must be 0 there */
     vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
-    /* `cap` (the derivative of softcap) of a hidden score may be NaN */
+    /* `cap` (the derivative of softcap) of a hidden score may be NaN; dS must be 0 there, as dZ is */
     if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n));
     *P = kept;
     *dS = dZ;

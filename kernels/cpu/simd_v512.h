@@ -186,8 +186,8 @@ VEC vi v_load_u16(const uint16_t *p)
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
-    /* The seven low bits of an e4m3 number, moved to the corresponding places of an f16, are the number times 2^-8.
-     * That holds for subnormals too, but not for NaN (0x7f). */
+    /* The seven low bits of an e4m3 number are moved to the corresponding places of an f16. The f16 then has the
+     * number's value times 2^-8. This holds for subnormals too, but not for NaN (0x7f). */
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
     __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1),
                                     /* clears the copy of the sign that the shift leaves in bit 14 */
@@ -296,8 +296,8 @@ VEC void v_transpose(vf x[V_LANES])
     UNPACK(8)
     UNPACK(12)
 #undef UNPACK
-    /* Transposes four rows at a time within each quarter: t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of rows 4
-     * g .. 4 g + 3. */
+    /* UNPACK has transposed each square of 4 rows and 4 columns: t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of
+     * rows 4 g .. 4 g + 3. */
 #define QUARTERS(s)                                                                                \
     {                                                                                              \
         const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88),                               \

@@ -1,5 +1,6 @@
-/* simd_variants.h: declares the functions and tables that simd.c chooses from. x86-64 and arm64 have different tables;
- * in a build for one, the files for the other compile to nothing. Any other processor has only the portable table. */
+/* simd_variants.h: declares the functions and tables that simd.c chooses from. x86-64 and arm64 have different tables.
+ * In a build for x86-64 the files for arm64 compile to nothing, and in a build for arm64 the files for x86-64 do. Any
+ * other processor has only the portable table. */
 #ifndef ATTN_CPU_SIMD_VARIANTS_H
 #define ATTN_CPU_SIMD_VARIANTS_H
 

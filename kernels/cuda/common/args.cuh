@@ -56,11 +56,12 @@ struct cuda_args {
      * them */
     int decode_rows;
     /* rows_later has a byte for each row of lse, keys_later one for each row of dk. A byte that is not 0 says that a
-     * kernel could not compute the row, and that a later launch (simple/simple.cu) must. *rows_found becomes 1 if there
-     * is such a row. The pointers are NULL if the kernel computes such rows itself, as in short problems. */
+     * kernel could not compute the row, and that a later launch (simple/simple.cu) must compute it. *rows_found becomes
+     * 1 if there is such a row. The pointers are NULL if the kernel computes such rows itself, as in short problems. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* A backward keeps the lse of rows with huge scores as two floats (lse and rest of struct saved in rows.cuh). A
-     * forward that gets these pointers writes only these two arrays; in other launches they are NULL. */
+    /* A backward keeps the lse of rows with huge scores as two floats (lse and rest of struct saved in rows.cuh). To
+     * compute them, it starts a forward with the addresses of the two arrays here, and this forward writes nothing
+     * else. In other launches both pointers are NULL. */
     float *part_lse, *part_rest;
 };
 
@@ -209,7 +210,7 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
 }
 
 /* Computes the score z of a pair as score() does, but in double, because q.k is beyond the range of float32. Returns z
- * (x) and dz / d(scale q.k) (y). */
+ * as x, and dz / d(scale q.k) as y. */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
@@ -314,7 +315,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Reduces a grid of all tiles to those that this launch computes (see tile_range). */
+/* Reduces a grid that has all tiles to a grid that has the tiles of this launch (see tile_range). */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);

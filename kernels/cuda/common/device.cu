@@ -42,8 +42,8 @@ enum { STREAMS = 4 };
 /* block sizes of device memory are 2^n and 1.5 * 2^n bytes, so at most a third of a block is unused */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Upper bounds for any GPU: FASTEST_FLOPS operations per second (dense float8 on the fastest known GPU), and
- * FASTEST_SCORES scores per second (twice the exponentials that this GPU computes). */
+/* Upper bounds for any GPU. FASTEST_FLOPS: operations per second (dense float8 on the fastest known GPU).
+ * FASTEST_SCORES: scores per second (twice the number of exponentials per second of the fastest known GPU). */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
 /* Dense 16-bit operations per clock cycle of a multiprocessor, by compute capability. They are the rates of NVIDIA's
@@ -60,8 +60,8 @@ enum { COUNTER_BYTES = 128 }; /* bytes of a stream's counter of work tiles, whic
  * cancelled, and delays all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Size in bytes of the header before the marks of rows in the workspace. A mark is one byte; it is not 0 if a later
- * launch must compute the row. */
+/* Size in bytes of a header in the workspace. The marks of rows lie behind this header. A mark is one byte; it is not 0
+ * if a later launch must compute the row. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -80,8 +80,8 @@ struct device {
     std::atomic<bool> lost;
     /* bit n: this device has asked for direct access to the memory of device n; any thread may set a bit */
     std::atomic<uint64_t> peers;
-    /* the driver's cuStreamWriteValue32, with which a stream tells the host how far it is (struct stream); NULL: not
-     * available */
+    /* the driver's function cuStreamWriteValue32, by which a stream writes the number of the last note that it has
+     * reached (struct stream); NULL: not available */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
     pthread_mutex_t lock; /* protects all members below */
@@ -104,12 +104,14 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes;
     int *counter;
-    /* Two bytes of pinned memory. found[0] is cuda_chip.found. found[1] becomes 1 if kernels could not compute some
-     * rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
+    /* Two bytes of pinned memory. cuda_chip.found may point to found[0]. found[1] becomes 1 if kernels could not
+     * compute some rows and no later launch computes them; the host must then recompute the problem (left_rows()). */
     uint8_t *found;
-    /* whether a later launch computes rows that a kernel could not compute, even in a short problem */
+    /* Rows that a kernel could not compute: in a long problem a later launch always computes them. True (ATTN_EVERY_ROW
+     * of attn_run_some()): a later launch computes them even in a short problem. */
     bool every_row;
-    /* whether the last kernel queued on the stream is one of decode.cu, which writes the memory range `written` */
+    /* whether the last kernel queued on the stream is one of decode.cu; `written` then says which memory that kernel
+     * writes */
     bool after_decode;
     memory_range written[2];
 };
@@ -157,9 +159,10 @@ int device_count(void)
  * limit. The rest is for the CUDA context, the kernels and other processes. */
 const double MEMORY_SHARE = 0.85;
 
-/* Returns the index in cuda_kernels[] of the first kernel that may compute `op`. The environment variable
- * ATTN_CUDA_FAMILY=NAME skips the kernels before a family (sm90, generic, ...), so that tests can run slower kernels.
- * It has no effect on an `op` for which the family has no kernel. */
+/* Returns the index in cuda_kernels[] of the first kernel that may compute `op`. With the environment variable
+ * ATTN_CUDA_FAMILY=NAME, this is the first kernel of a family (sm90, generic, ...). All kernels before it in the table
+ * are not used, so that tests can run slower kernels. The variable has no effect on an `op` for which the family has no
+ * kernel. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -168,8 +171,8 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* Returns whether the environment variable ATTN_CUDA_COPIES is "threads". Kernels that exist with and without TMA then
- * run without it, so that tests can compare both. */
+/* Returns whether the environment variable ATTN_CUDA_COPIES is "threads". A kernel that exists in two variants, with
+ * and without TMA, then runs without TMA, so that tests can compare the two variants. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
@@ -449,7 +452,7 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 /* ---- Memory of other processes, imported by a handle ------------------------------------------------------------- */
 
 /* Returns the error for a memory handle (CUDA IPC) that the driver refused. If the device still works, the client's
- * handle was wrong, even if other calls use this error code for a lost device. */
+ * handle was wrong. This holds even for an error code that means a lost device when another call returns it. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -781,9 +784,9 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues the steps (launches) of a problem that chip->steps selects: first those of its kernel, then those that compute
- * marked rows (rows that the kernel could not compute). In a short problem (looks_for_rows() is false) marked rows are
- * only reported by left_rows(). */
+/* Queues those steps (launches) of a problem that chip->steps selects. The steps of the problem's kernel come first,
+ * and then the steps that compute marked rows (rows that the kernel could not compute). In a short problem
+ * (looks_for_rows() is false) marked rows are only reported by left_rows(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
@@ -835,8 +838,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* Writes to *plan the plan of `some`, which is a part of the problem of `whole`, for the kernel of `whole`. Returns
- * false if the part needs more workspace than the whole problem. */
+/* Plans `some`, which is a part of the problem of `whole`, for the kernel of `whole`, and writes the plan to *plan.
+ * Returns false if the kernel cannot compute the part, or if the part needs more workspace than the whole problem. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;

@@ -35,7 +35,7 @@ struct cuda_chip {
     /* bytes in which a kernel marks rows that it cannot compute on tensor cores (see cuda_args) */
     uint8_t *rows_later, *keys_later, *rows_found;
     /* A byte of the host's pinned memory, which becomes 1 if a check finds marked rows (rows that a later launch must
-     * compute). NULL: this problem has neither such a check nor such a launch. */
+     * compute). NULL: this problem has no check for marked rows, and no launch that computes them. */
     uint8_t *found;
     /* The tiles are divided into `shares` equal parts, and the launch computes part number `share`. If both are 0, the
      * launch computes all tiles. */
@@ -86,8 +86,8 @@ const double STEP_SECONDS = ATTN_STEP_SECONDS;
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, each of which takes `seconds_each`, into parts of at most step_seconds (or one
- * piece). Calls visit(first, count) for each part. */
+/* Divides `count` pieces of work, each of which takes `seconds_each`, into parts. A part takes at most step_seconds, or
+ * is a single piece. Calls visit(first, count) for each part. */
 template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
     const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
@@ -124,8 +124,8 @@ static inline bool is_last_share(const struct cuda_chip *chip)
     return chip->share + 1 >= chip->shares;
 }
 
-/* Returns into how many launches work of `seconds` is divided, so that each takes about one step (20 ms). Less than 1.5
- * steps make one launch. */
+/* Divides work of `seconds` into launches of about one step (20 ms) each, and returns the number of launches. Work of
+ * less than 1.5 steps makes one launch. */
 static inline int shares_of(const struct cuda_chip *chip, double seconds)
 {
     const double steps = seconds / chip->step_seconds, most = 1 << 20;
@@ -144,8 +144,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Divides the work of before() into shares, as in_shares() does, and then the work of launch(). If launch() has only
- * one share, before() and launch() together are one step. */
+/* Divides the work of before() into shares, as in_shares() does, and after that the work of launch() in the same way.
+ * If launch() has only one share, before() and launch() together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -168,8 +168,8 @@ struct cuda_kernel {
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues one planned problem, whose pointers are device memory. Never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    /* Whether each call of launch() computes only the tiles of one share (cuda_chip.share), which only a forward does.
-     * Otherwise launch() itself divides the work into steps. */
+    /* True: each call of launch() computes only the tiles of one share (cuda_chip.share); this is so for forwards only.
+     * False: launch() itself divides the work into steps. */
     bool shares;
 };
 
@@ -188,8 +188,8 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
  * cuda_fill_padding() writes the results of padding rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* Features that the kernels of sm80/ compute in their fast variant. A second variant computes every score with the
- * functions of args.cuh, for problems with any other feature. */
+/* The features of problems that the kernels of sm80/ compute with their fast variant. For problems with any other
+ * feature they have a second variant, which computes every score with the functions of args.cuh. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
@@ -209,8 +209,8 @@ static inline bool has_pages(const attn_plan *plan)
     return plan->features & ATTN_TENSOR_BIT(page_table);
 }
 
-/* Lets `kernel` use `bytes` of dynamic shared memory on the current device, with one call of the CUDA runtime per
- * device. */
+/* Lets `kernel` use `bytes` of dynamic shared memory on the current device. Only the first call for a device sets this
+ * in the CUDA runtime. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
     static std::atomic<uint64_t> allowed; /* bit n is 1 if allow_shared() has been called for device n */

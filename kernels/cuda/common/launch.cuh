@@ -1,7 +1,7 @@
-/* launch.cuh: programmatic dependent launch: a kernel starts while the stream's previous kernel still runs, and itself
- * waits for that kernel's end.
- * Every block must call wait_for_prerequisites(), even a block without work. Otherwise this kernel could end before its
- * predecessor, and the next kernel, which waits only for this one, could start too early. */
+/* launch.cuh: programmatic dependent launch: a kernel starts while the stream's previous kernel still runs. By
+ * wait_for_prerequisites() it waits for the end of that kernel.
+ * Every block must call wait_for_prerequisites(), even a block without work. Otherwise this kernel could end before the
+ * previous kernel does. The next kernel waits only for this one, and could then start too early. */
 #ifndef ATTN_CUDA_LAUNCH_CUH
 #define ATTN_CUDA_LAUNCH_CUH
 

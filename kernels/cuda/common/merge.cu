@@ -42,7 +42,8 @@ DEVICE void merge_out(const attn_merge_plan &m, const attn_merge_row &row, const
     }
 }
 
-/* Computes w.dot for each part of the keys. Returns, in all lanes, the mean of these dot products weighted by share. */
+/* Computes w.dot for each part of the keys. Returns, in all lanes, the mean of these dot products, weighted by
+ * w.share. */
 DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
     const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), at = attn_at(&m.dout, row.b, row.h, row.i);

@@ -54,8 +54,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each bit n that is 1 in `set`, in order; `channels` are the lane's N channels of the row
- * at element at(n). Loads several rows in advance, to hide latency. */
+/* Calls add(n, channels) for each bit n that is 1 in `set`, in the order of n. `channels` are the lane's N channels of
+ * a row, which begins at element at(n) of `data`. Loads several rows in advance, to hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -168,9 +168,9 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
 }
 
 /* Computes the running maxima of an online softmax over 32 keys. Each lane has one key with score `z`, or no key if
- * `seen` is false. Returns the maximum of *m and of the scores of lanes 0 to the calling one. *before becomes the same
- * maximum without the calling lane's score, and *m the maximum over all lanes. After a NaN, all later maxima are
- * NaN. */
+ * `seen` is false. Returns the maximum of *m and the scores of this lane and all lower lanes. *before becomes the
+ * maximum of *m and the scores of the lower lanes only. *m becomes the maximum over all lanes. After a NaN, all later
+ * maxima are NaN. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -202,9 +202,10 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* Tensor cores compute only rows whose largest score is below this limit; forward_row() computes the others. The
- * largest score is rounded to float32 in base 2 before it is subtracted from the scores, which are not rounded. The
- * largest P is therefore not exactly 1 from 2^24 on, and may overflow float16 from 2^28 on. */
+/* Tensor cores compute only rows whose largest score is below this limit in size, and in some kernels rows of huge
+ * scores (is_sound_score()). forward_row() computes all other rows. The largest score is rounded to float32 in base 2
+ * before it is subtracted from the scores, which are not rounded. If the largest score is 2^24 or more, the largest P
+ * is therefore not exactly 1. If it is 2^28 or more, P may overflow float16. */
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE is true for kernels that
@@ -224,8 +225,9 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 }
 
 /* Says which rows forward_row() writes. UNSOUND_ROWS: only rows that tensor cores cannot compute, because their result
- * is not finite or their largest score is SCORE_MOST or more in size. UNSOUND_ROWS_BUT_HUGE: these rows without those
- * whose largest score is HUGE_SCORE or more in size, for kernels that compute such rows correctly (see in_base_2()). */
+ * is not finite or their largest score is SCORE_MOST or more in size. UNSOUND_ROWS_BUT_HUGE: only rows whose result is
+ * not finite, or whose largest score is at least SCORE_MOST but below HUGE_SCORE in size. This is for kernels that
+ * compute rows of huge scores correctly (see in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether the out or the lse that tensor cores computed for a row is not finite. */
@@ -247,7 +249,8 @@ DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const 
     return !__all_sync(0xffffffff, finite);
 }
 
-/* Computes an online softmax over the visible keys of query i, and writes out and lse (to lse_dense, if not NULL). */
+/* Computes an online softmax over the visible keys of query i, and writes out and lse. If lse_dense is not NULL, lse is
+ * written to lse_dense, not to the tensor lse. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, rows_written which)
@@ -337,8 +340,8 @@ const float ONE_KEY = FLT_MIN;
 /* Results of the forward that a backward needs, from the client or recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    /* For a row with |lse| < ATTN_LSE_MOST: ONE_KEY if the row sees exactly one key, otherwise 0. For a row with a
-     * larger |lse|: the logarithm of the sum of exp(score - lse), where `lse` is the row's largest score. */
+    /* For a row with |lse| < ATTN_LSE_MOST: ONE_KEY if the row sees exactly one key, otherwise 0. For any other row,
+     * `lse` is the row's largest score, and `rest` is the logarithm of the sum of exp(score - lse). */
     float *rest;
     /* for each row, the sum of dZ (the gradient of the scores after softcap) times the distance from query to key, for
      * dalibi_slopes */
@@ -366,8 +369,8 @@ DEVICE float lse_in_base_2(float lse)
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. If not, a single
- * warp computes them. */
+/* True: kernels on tensor cores compute the two parts (lse and rest) of this row's huge lse. False: a single warp
+ * computes them. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
@@ -448,8 +451,8 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* Returns the largest rounding error between the lse of a row with one visible key and this key's score. f32_forward.cu
- * adds 15 to exponents in base 2, so it rounds small scores as coarsely as scores of 15. */
+/* Returns the largest difference that rounding causes between the lse of a row that sees exactly one key and this key's
+ * score. f32_forward.cu adds 15 to exponents in base 2, so it rounds small scores as coarsely as scores of 15. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);

@@ -19,7 +19,7 @@ DEVICE float sum_of_block(float x)
 }
 
 /* Computes dalibi_slopes of each head: minus the sum of dZ (the gradient of the scores) times the distance from query
- * to key, over all pairs of one batch row, or of all batch rows. */
+ * to key. The sum is over all pairs of one batch row, or of all batch rows. */
 __global__ void __launch_bounds__(THREADS)
     dslope_heads(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, int64_t batches)
 {

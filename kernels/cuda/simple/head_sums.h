@@ -14,8 +14,8 @@ struct row_far_sums {
 
 /* Returns the sum of dZ (the gradient of the scores after softcap) times distance over the pairs of query i. Distances
  * may be several hundred, so a small error of delta would cause a large error of the sum. If the client gave no out
- * (`given` is false), delta comes from rounded P. The sum is then corrected so that, with the sink's part, the sum of
- * dZ is dlse and the sum of P is 1. */
+ * (`given` is false), delta comes from rounded P, and the function corrects the sum. With the corrected P and dZ, and
+ * with the sink's part, the sum of P is 1 and the sum of dZ is dlse. */
 DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,
                         bool given)
 {

@@ -14,8 +14,8 @@
 
 namespace {
 
-/* Returns whether this launch computes the row with index `at`. A launch computes either all rows, or only strange rows
- * (rows that tensor cores cannot compute), or only the rows that are not strange. */
+/* Returns whether this launch computes the row with index `at`. There are three kinds of launches: they compute all
+ * rows, only strange rows (rows that tensor cores cannot compute), or only the rows that are not strange. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant_
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { sum_of_cell(a, n, rows); });
 }
 
-/* Sets *rows.nonfinite if an output of `lines` rows of `width` elements per head has an element that is not finite. */
+/* Tests an output that has `lines` rows of `width` elements for each head. Sets *rows.nonfinite if an element is not
+ * finite. */
 DEVICE void find_nonfinite_in(const cuda_args &a, const observed_rows &rows, const attn_view &view, int64_t lines,
                               int64_t width)
 {

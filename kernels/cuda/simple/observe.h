@@ -16,7 +16,8 @@ struct observed_rows {
     uint8_t *strange;
     int *found;
     /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. If nonfinite_sums is true, this launch
-     * recomputes only such elements, from all rows that are not strange (that tensor cores can compute). */
+     * recomputes only the elements that are not finite. They become sums over all rows that are not strange (rows that
+     * tensor cores can compute). */
     int *nonfinite;
     bool nonfinite_sums;
 };

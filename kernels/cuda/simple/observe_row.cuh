@@ -33,8 +33,8 @@ DEVICE int64_t key_at(const cuda_args &a, const head_args &x, int64_t j)
     return attn_key_at(&a.g, &a.g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j);
 }
 
-/* Returns the score of query i (the same in all lanes) and the lane's key j. Only lanes whose bit in `set` is 1 get a
- * result. The whole warp calls it. */
+/* Returns the score of a pair: query i, which is the same in all lanes, and key j, of which each lane has its own. Only
+ * lanes whose bit in `set` is 1 get a result. The whole warp calls it. */
 DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int64_t j, unsigned set, int64_t first)
 {
     const int64_t mine = set >> (threadIdx.x % 32) & 1 ? j : first + __ffs(set) - 1;

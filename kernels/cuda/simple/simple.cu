@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
 }
 
-/* Calls visit(n) with a whole warp for each n in first .. first + count - 1 for which wanted(n) is true. Each of the
- * grid's `warps` warps tests every `warps`-th n, one per lane. */
+/* Calls visit(n) with a whole warp for each n in first .. first + count - 1 for which wanted(n) is true. The grid has
+ * `warps` warps. A warp tests 32 values of n at a time, one per lane; the values of a warp are `warps` apart. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {

@@ -20,8 +20,8 @@ void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that a backward could not compute and has marked, in one launch for dq, and one
- * for dk and dv. */
+/* Computes the rows of dq, dk and dv that a backward could not compute and has marked. One launch computes the rows of
+ * dq, and another those of dk and dv. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
 /* Computes dbias, dalibi_slopes and dsinks, if the problem requests them, from s.lse and s.delta. */
@@ -61,8 +61,8 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
     return (double)keys_of_row(g) * pair_seconds(chip, g, cost);
 }
 
-/* Returns the number of multiplications for a pair of a query and a key in sm80/wide_forward.cu or wide_backward.cu,
- * where each block computes the scores itself for its own columns of the result. */
+/* Returns the number of multiplications for a pair of a query and a key in sm80/wide_forward.cu or wide_backward.cu.
+ * There, each block computes the scores itself, but only its own columns of the result. */
 static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 {
     const int64_t columns = TILE_HEAD_DIM, of_D = attn_tiles(D, columns), of_Dv = attn_tiles(Dv, columns);
@@ -89,8 +89,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 }
 
 /* Returns whether the host checks for marked rows (rows that tensor cores could not compute) before the launches that
- * compute them. The host waits about 30 us for a check, so it makes one only if this is less than one percent of the
- * problem's time. Otherwise it checks at the end, and computes the whole problem again if rows are marked. */
+ * compute them. The host waits about 30 us for a check, so it makes one only in problems for which 30 us are less than
+ * one percent of the time. In other problems it checks at the end, and computes the whole problem again if rows are
+ * marked. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

@@ -80,7 +80,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
 
 /* ---- Products of a warp, in float64 ------------------------------------------------------------------------------ */
 
-/* Adds X Y^T over a chunk of channels to `c`; a warp has 16 rows of X and all rows of Y. */
+/* Adds X Y^T to `c`, summed over one chunk of channels. A warp multiplies its 16 rows of X by all rows of Y. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;

@@ -79,8 +79,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Returns the number of tiles of rows per head. In packed problems this is an upper bound for all sequences together.
- * Each tile has one block for every WIDTH columns of the result. */
+/* Returns the number of tiles of rows per head. In packed problems it is an upper bound on the number of tiles of all
+ * sequences together. Each tile has one block for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -145,8 +145,8 @@ struct block_work {
 };
 
 /* An iteration of a block's loop, for the tile that begins at column `column`, and for query head number `member` of
- * the group. The iterations with the first `chunks` values of `part` load channels of X and Y, the next `chunks2` those
- * of X2 and Y2, and the last one loads Z. */
+ * the group. `part` says what the iteration loads. The first `chunks` values of `part` stand for channels of X and Y,
+ * the next `chunks2` values for channels of X2 and Y2, and the last value for Z. */
 struct cursor {
     int part, column, member;
 };
@@ -213,8 +213,8 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Starts to copy to shared memory what iteration `at` reads, as one group of asynchronous copies. Past the last tile
- * the group is empty. */
+/* Starts to copy to shared memory all that iteration `at` will read, as one group of asynchronous copies. After the
+ * last tile, the group has no copies. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
     if (at.member < w.members && w.begin < w.end) {
@@ -393,8 +393,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 /* ---- The kernels that run between the forward and the gradients -------------------------------------------------- */
 
 /* Replaces a row's computed softmax by the client's lse, as cpu/reference.c does. An lse with |lse| >= ATTN_LSE_MOST is
- * ignored, except -inf. If the row sees only one key, and lse differs from its score only by rounding, the score
- * replaces lse, so that P is exactly 1. */
+ * ignored, except -inf. If the row sees only one key, and lse differs from the key's score only by rounding, that score
+ * replaces lse. P is then exactly 1. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -433,8 +433,8 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* Operations per second on chips whose tensor cores compute doubles (RATE), and on chips of compute capability 8.6, 8.7
  * and 8.9 (RATE_OF_FEW), which compute doubles at a 64th of their float32 rate. OPTIONS_COST: factor by which options
- * lengthen a problem. Measured with head size 128: H100 2.1e13 (forward) and 1.8e13 (backward), A100 0.3 times as many;
- * all options together: 3.8 times as long. */
+ * lengthen a problem. Measured with head size 128, in operations per second: 2.1e13 (forward) and 1.8e13 (backward) on
+ * an H100, and 0.3 times these rates on an A100. All options together made a problem take 3.8 times as long. */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
