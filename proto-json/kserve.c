@@ -1,11 +1,12 @@
 /* kserve.c: bodies and answers of KServe v2 with Triton's binary tensor extension. A body begins with JSON, whose
  * length in bytes is the header Inference-Header-Content-Length. kserve_json.c translates this JSON into a body in the
- * server's own JSON format, which parse.c checks. The bytes behind the JSON go directly to the caller's memory, each
- * tensor to a multiple of 64 bytes. That memory also has room for inputs in shared memory, which the caller copies.
+ * server's own JSON format, which parse.c checks. The bytes behind the JSON go directly to the caller's memory, where
+ * each tensor begins at a multiple of 64 bytes. That memory also has room for inputs in shared memory; the caller
+ * copies these inputs.
  *
- * The whole state is in struct kserve_reader, so a body gives the same result however it is split. Binary tensors have
- * the order of the inputs. Memory grows with the bytes that have arrived, and not with binary_data_size. Sizes of
- * binary inputs are compared with their shapes before their bytes arrive. */
+ * The whole state is in struct kserve_reader, so a body gives the same result however it is split. The bytes of binary
+ * tensors come in the same order as the inputs in the JSON. Memory grows with the bytes that have arrived, and not with
+ * binary_data_size. Sizes of binary inputs are compared with their shapes before their bytes arrive. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -28,8 +29,8 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes bytes of the body, but not beyond the end of the JSON, or of the binary input that is being read. *taken
- * becomes the number of bytes taken. */
+/* Takes bytes of the body up to the end of the part that is being read: the JSON, or one binary input. *taken becomes
+ * the number of bytes taken. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;

@@ -268,9 +268,9 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     /* Rounding up is computed without a branch, because the processor could not predict a branch that depends on the
      * digits. */
     c += (cut > half) | ((cut == half) & c);
-    /* The code is the sum of the exponent field and c. The field is one too low, and the highest significant bit of c
-     * adds the one. The field of a subnormal number is 0, and c has that bit only if it was rounded up to a normal
-     * number. The sum cannot overflow: for the largest x, 2^200, it is 326 << 23. */
+    /* The code is the sum of the exponent field and c. The field that is added is one too low, because the highest
+     * significant bit of c adds one to it. The field of a subnormal number is 0, and c has that bit only if it was
+     * rounded up to a normal number. The sum cannot overflow: for the largest x, 2^200, the sum is 326 << 23. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -393,8 +393,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets *d to the value of a number with more than 19 digits, where leading zeros count as digits. written_exponent is
- * the number behind 'e' in the text. */
+/* Sets *d to the value of a number whose text has more than 19 digits, leading zeros included. written_exponent is the
+ * number behind 'e' in the text. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -1012,7 +1012,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 
 static int count_digits(uint32_t n)
 {
-    /* bits * log10(2), with 1233 / 2^12 for log10(2): the number of digits, or one less */
+    /* bits * log10(2), where 1233 / 2^12 stands for log10(2); this is the number of decimal digits of n, or one less */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }

@@ -334,8 +334,8 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* Returns whether the tensor may be in memory that only a device can read. `may` is the set of these tensors: the host
- * never reads their values. */
+/* Returns whether the tensor may be in memory that only a device can read. That is so for the tensors in the set `may`,
+ * whose values the host never reads. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |

@@ -17,8 +17,8 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* The unused end of the caller's memory. The parser puts tensors there that it makes itself, such as a tensor that it
- * makes from a single number. */
+/* The unused end of the caller's memory. The parser puts its own tensors there, such as a tensor that it makes from a
+ * single number. */
 struct parse_room {
     uint8_t *at;
     size_t left;
@@ -42,8 +42,8 @@ struct parse_reader {
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
-/* The parser makes some tensors itself (see parse_room). Returns an upper bound on their bytes for one problem. `bytes`
- * is the size of the tensors in the body. */
+/* The parser makes some tensors itself (see parse_room). Returns an upper bound on the bytes that these tensors take
+ * for one problem. `bytes` is the size of the tensors in the body. */
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */

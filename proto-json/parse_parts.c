@@ -228,7 +228,7 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Makes the error for the element with index `at` of t, a tensor of a merge's part. */
+/* Makes the error for element number `at` of the tensor t, which belongs to a part of a merge. */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {

@@ -123,7 +123,7 @@ typedef struct proto_limits {
         .tensor_bytes = INT64_C(1) << 40                                                     \
     }
 
-enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; larger limits count as this */
+enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit has no further effect */
 
 /* Largest size in bytes of the header of a safetensors body, and of the JSON of a KServe body, unless limits.rest_bytes
  * is smaller. The HTTP thread parses this much text in 3 ms at most. The ids of PROTO_MAX_CACHES caches, as Python's
@@ -194,7 +194,7 @@ typedef struct proto_item {
     /* dtype of the results, from the option out_dtype or grad_dtype; default: q's dtype, or bfloat16 if q is float8 */
     attn_dtype result_dtype;
     bool has_result_dtype;
-    /* whether the body has the member problem.seed; if not, the caller draws the seed for dropout */
+    /* whether the body has the member `seed`; if not, the caller draws the seed for dropout */
     bool has_seed;
     bool has_layout;
     unsigned hints;   /* bit mask of hints (hints.h) about what looks wrong in a valid problem */
@@ -213,8 +213,8 @@ typedef struct proto_item {
     /* for an observe request (statistics of probabilities): bit mask of the numbers to return; bit i is proto_count_id
      * i */
     unsigned counts;
-    /* for an observe request (statistics of probabilities): size in queries and in keys of the tiles for which numbers
-     * are counted; 0: no counts of tiles */
+    /* for an observe request (statistics of probabilities): how many queries and how many keys a tile has, for the
+     * counts of tiles; 0: the request wants no counts of tiles */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for counts of operations; 0: as long as a row of Q and K */
     proto_parts *parts; /* the parts of a merge (results over different keys); the proto_call owns them */
@@ -280,7 +280,8 @@ typedef struct proto_option {
     /* offset in proto_item of a bool that becomes true if the option is given; 0: none */
     size_t given;
     int64_t minimum, maximum;
-    /* the words that the value may be, with NULL at the end; for PROTO_TYPE_PAIR the form of the pair, for messages */
+    /* the words that the value may be, with NULL at the end; for PROTO_TYPE_PAIR: how error messages write the form of
+     * the pair */
     const char *const *choices;
     const char *otherwise; /* the default, as JSON; NULL: the default varies, as `help` explains */
     const char *help;
@@ -451,8 +452,8 @@ typedef struct proto_cache {
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
 void proto_cache_clear(proto_cache *cache);
 
-/* Reads the body of KServe's index of models: {"ready": true} asks only for models that are ready. An empty body is
- * read as {}. */
+/* Reads the body of a request for KServe's index of models: {"ready": true} asks only for models that are ready. An
+ * empty body is read as {}. */
 attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_error *err);
 
 /* Reads {"length": n}. *length is -1 if n is neither given nor required. An empty body is read as {}. */

@@ -52,7 +52,8 @@ struct caller {
     int64_t region_bytes;
 };
 
-/* Makes an account with one reference and without a flow. Returns NULL when out of memory. */
+/* Makes an account with one reference, and without a flow (the record of a client's device time). Returns NULL when out
+ * of memory. */
 struct caller *caller_new(void);
 struct caller *caller_hold(struct caller *caller);
 void caller_release(struct caller *caller);

@@ -578,8 +578,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Returns the function that prints the text for the first flag such as --help or --version; NULL: there is no such
- * flag. Other arguments may be wrong. */
+/* Looks for the first flag that asks for a text, such as --help or --version, and returns the function that prints the
+ * text. Returns NULL if there is no such flag. Other arguments are not checked here. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

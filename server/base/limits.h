@@ -1,8 +1,8 @@
 /* limits.h: every limit and time-out of the server that no option sets, with its reason.
  *
  * A limit that an option sets is in the option's row of config_table.c. The limits on the contents of one body are in
- * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the name of the file that enforces it
- * (HTTP: mhd.c). */
+ * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the name of the file that enforces it,
+ * but the limits that begin with HTTP are enforced by mhd.c. */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -43,7 +43,7 @@ enum {
     LISTEN_ACCEPT_BURST = 64,
     /* when a listener stops accepting clients, TCP handshakes that have begun get this time to complete */
     LISTEN_DOOR_MS = 100,
-    /* time to complete TCP handshakes, as LISTEN_DOOR_MS, for a listener that only clients on this machine can reach */
+    /* replaces LISTEN_DOOR_MS for a listener that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -68,14 +68,13 @@ enum {
      * --body-timeout-ms. */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* When all connections are in use, the server may close a connection that has shown no access token. This needs the
-     * connection to have spent at least this time on sending the body of a refused request, or on fetching an
-     * answer. */
+    /* When all connections are in use, the server may close one that has shown no access token. If this connection
+     * sends the body of a refused request, or fetches an answer, it must have done so for at least this time. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection that has shown an access token is closed to make room for another connection only after it has been
      * idle for this long. On a server without tokens this holds for every connection. */
     CONNECTION_BETWEEN_MS = 100,
-    /* if no connection can be closed to make room, the next search for one is this much later */
+    /* if no connection can be closed to make room, the server waits this long before it searches for one again */
     CONNECTION_LOOK_MS = 10,
     /* largest number of connections that were closed to make room, but not yet released by libmicrohttpd */
     CONNECTION_LEAVING = 64,
@@ -91,10 +90,10 @@ enum {
     /* largest number of sockets in lingering close that the main thread reads from before it does other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    /* largest number of reads from one socket in a row; each reads LINGER_DROP_BYTES, and all of them 1 MiB */
+    /* largest number of reads from one socket in a row; each reads LINGER_DROP_BYTES, so all of them read 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* largest number of reads of LINGER_DROP_BYTES, from all sockets together, before the main thread does other work:
-     * 4 MiB */
+    /* largest number of reads from all sockets together before the main thread does other work; each reads
+     * LINGER_DROP_BYTES, so all of them together read 4 MiB */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -185,7 +184,8 @@ enum {
     /* interval at which the main thread examines all connections; a client that leaves during its request is noticed at
      * the second examination at the latest */
     LOOP_SWEEP_MS = 40,
-    /* when most connections have ended, free memory is returned to the system if at least this many were open before */
+    /* When at least three quarters of the connections have ended, free memory is returned to the system. This is done
+     * only if at least this many connections were open before. */
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
@@ -199,9 +199,9 @@ enum {
         /* If an operation takes the tensor lse (log-sum-exp of each row), a body longer than this is not checked by the
          * HTTP thread, but by another thread. */
     512 << 10,
-    /* Inputs in shared memory are copied to the memory block of the request. If the block already has more bytes than
-     * this, it grows while inputs are added. A block with at most this many bytes, and fewer than the inputs, is
-     * replaced by a larger one before the copy. */
+    /* Inputs in shared memory are copied to the request's memory block. If the block is larger than this, it grows
+     * while inputs are added. If the block is not larger than this, and is smaller than the inputs, it is replaced by a
+     * larger one before the copy. */
     CHECK_COPY_BYTES = 256 << 10,
     /* Verifying results and computing the length of an answer's text are divided into pieces of this duration. Between
      * two pieces, other requests progress. */
@@ -209,8 +209,9 @@ enum {
     /* Largest number of pieces of work that attnd gives to libuv's thread pool at a time. It is the default number of
      * the pool's threads. Further pieces wait in attnd's own queue, in which clients take turns. */
     PIECES_AT_ONCE = 4,
-    /* The comparison of a client's results with exact ones stops this many milliseconds, plus a tenth of the remaining
-     * time, before the request's deadline. */
+    /* The comparison of a client's results with exact ones must end before the request's deadline. The margin is this
+     * many milliseconds, plus a tenth of the time that is left when the comparison starts, but at most half of that
+     * time. */
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* while a thread computes the length of an answer's text, it looks at the clock after this
                             * many numbers */
@@ -294,10 +295,10 @@ enum {
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
 
-/* Largest work of the option `verify` (which checks rows of `out`) for all problems of one body, in multiply-adds; they
- * take about a second. Each verified row takes Sk * (D + Dv) multiply-adds, and each head that has a verified row takes
- * the same number once more. K and V of one head are kept as doubles, and together may have at most
- * VERIFY_MAX_HEAD_ELEMENTS numbers. */
+/* Largest work of the option `verify` (which checks rows of `out`) for all problems of one body together, in
+ * multiply-adds. This work takes about a second. Each verified row takes Sk * (D + Dv) multiply-adds, and each head
+ * that has a verified row takes the same number once more. K and V of one head are kept as doubles, and together may
+ * have at most VERIFY_MAX_HEAD_ELEMENTS numbers. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body; they take 30 ms. */

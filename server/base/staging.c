@@ -35,8 +35,8 @@ enum {
     SMALLEST_LOG2 = 14, /* log2 of the size of the smallest block, 16 KiB */
     LARGEST_LOG2 = 46,
     STEPS = 8,
-    /* Largest number of warm blocks (released, but kept for later requests) of a size class that are examined to find a
-     * block that this core released. */
+    /* To find a warm block (released, but kept for later requests) that this core released, the pool examines at most
+     * this many warm blocks of a size class. */
     LOOK = 16,
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };

@@ -181,8 +181,9 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double half_s = (left_s < server->config->max_seconds ? left_s : server->config->max_seconds) / 2;
-    /* A device would compute the exact results of all rows. If that took more than half of the time that is left, or of
-     * --max-seconds, the CPU computes exact results instead, but only of some rows (kernels/judge/judge.h). */
+    /* A device would compute the exact results of all rows. If this would take more than half of the time that is left,
+     * or more than half of --max-seconds, the CPU computes exact results instead. It does so for only some rows
+     * (kernels/judge/judge.h). */
     if (job->wants_judge && job->truth_seconds > half_s) verify_drop_checks(job);
     const double least_s = devices_least_seconds(server->devices, job) / cut_most_parts(server->devices, job);
     result->failed = true;

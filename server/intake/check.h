@@ -20,7 +20,8 @@ struct check_result {
 };
 
 /* Finds the registered shared memory that the body refers to, and takes references to it. The HTTP thread calls this
- * before the other functions of this header. If this fails, it marks the request as failed and returns false. */
+ * before the other functions of this header. On failure, this function marks the request as failed and returns
+ * false. */
 bool check_shared(struct request *request);
 /* True if the check takes some milliseconds or more, which is too long for an HTTP thread. */
 bool check_takes_long(const struct request *request);

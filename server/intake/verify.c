@@ -46,8 +46,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     return ATTN_OK;
 }
 
-/* Determines the time and the memory in which a device computes the exact outputs (float64) of an item (problem).
- * Returns false if devices cannot, or if there is nothing to compute. */
+/* Determines how much time and memory a device needs to compute the exact outputs (float64) of an item (problem).
+ * Returns false if devices cannot compute them, or if there is nothing to compute. */
 static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
 {
     const attn_problem *const p = &item->problem;
@@ -90,8 +90,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns the bytes of the exact values (float64) of one result, rounded up to the alignment; 0 if they are not
- * wanted. */
+/* Returns the size in bytes of the exact values (float64) of one result, rounded up to the alignment; 0 if the exact
+ * values are not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;
