@@ -40,7 +40,8 @@ enum {
      * ITEM_BYTES: upper bound on the text for one problem without the tensors' data. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
-    REPORT_BYTES = 64 << 10, /* upper bound in bytes on the report of a check, including escapes */
+    /* upper bound in bytes on the report about a client's results (check request), including escapes */
+    REPORT_BYTES = 64 << 10,
 };
 
 /* The text of one number in an array, with the brackets and the comma before it. After the last number there is one

@@ -259,7 +259,7 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* largest size in bytes of the report of a check, without escapes */
+enum { REPORT_BYTES = 64 << 10 }; /* largest size in bytes of the report on a client's results, without escapes */
 
 /* ---- Writing KServe answers -------------------------------------------------------------------------------------- */
 
@@ -331,8 +331,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* output numbers from ATTN_TENSOR_COUNT on stand for gradients of a merge's parts: dout and dlse of part 0, of part
-     * 1, ... */
+    /* output numbers from ATTN_TENSOR_COUNT on stand for gradients of a merge's partial results: dout and dlse of
+     * partial result 0, of partial result 1, ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }

@@ -236,7 +236,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* Translates an input's KServe datatype into the name of this dtype in a JSON body. */
+/* Translates the KServe datatype of an input into the name that this dtype has in the server's own JSON format. */
 static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
                                  proto_dtype *dtype)
 {
@@ -270,7 +270,8 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, con
     return status;
 }
 
-/* Turns a KServe input into the tensor of a JSON body, whose `data` is the index of an extracted value. */
+/* Turns a KServe input into a tensor of the server's own JSON format. The tensor's member `data` is the index of an
+ * extracted value. */
 static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
 {
     struct kserve_input *const slot = &r->inputs[index];

@@ -970,8 +970,8 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* If a multiple of 10^(k + 1) rounds to the number, it is the result, because it has one digit fewer. The code has
-     * no branch here, because the processor could not predict which way it goes. */
+    /* If a multiple of 10^(k + 1) rounds to c * 2^q, that multiple is the result, because it has one digit fewer than a
+     * multiple of 10^k. The code has no branch here, because the processor could not predict the branch. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;

@@ -58,8 +58,8 @@ typedef struct proto_operation {
     bool judges;
 
     uint64_t takes; /* set of the tensors that a problem may have as inputs */
-    /* Set of the inputs that a problem must have. If it has the member `context` (a saved forward), it needs only those
-     * inputs that a backward has and a forward has not. */
+    /* Set of the inputs that a problem must have. A problem with the member `context` (a saved forward) needs only
+     * those inputs of this set that a backward has and a forward has not. */
     uint64_t needs;
     uint64_t appends;
     uint64_t gives;

@@ -77,7 +77,8 @@ bool parse_parts_has(const char *name);
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
-/* Checks a merge whose members have all been read, converts its lse to natural logarithms, and prepares its outputs. */
+/* Checks a merge whose members have all been read, converts the lse of its parts (partial results) to natural
+ * logarithms, and prepares its outputs. */
 attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
 
 /* Puts a prefix such as "parts.3." before the text of an error, where 3 is the index of a merge's part. */

@@ -100,8 +100,8 @@ struct scan_room *scan_room(scan *s);
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may
  * move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
-/* Copies the next bytes of a value that the body contains as `size` plain bytes. Takes as many of the `count` bytes as
- * the value still needs. */
+/* The body contains some values as plain bytes; `size` is the number of bytes of this value. Copies the value's next
+ * bytes: as many of the `count` bytes as the value still needs. */
 attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err);
 

@@ -257,8 +257,9 @@ enum {
                                   * other page size */
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024, /* largest number of key/value heads of a cache */
-    CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction */
-    /* largest number of page-table entries of one cache transaction; writing them takes a millisecond */
+    CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction (request that uses KV caches) */
+    /* largest number of page-table entries of one cache transaction (request that uses KV caches); writing them takes a
+     * millisecond */
     CACHES_STEP_PAGES = 1 << 20,
     CACHES_LIST = 1000,         /* largest number of caches that one answer of GET /v1/caches lists */
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
@@ -284,10 +285,10 @@ enum {
  * fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* If a job (the problems of a request) is expected to take PREPARE_CLOSER_S seconds or more, the server estimates its
- * time a second time and reads the FlashMask bounds for that. Rows whose scores exceed the range of float32 take
- * longer. The server searches q, k and v for such rows only if they could make the job take over PREPARE_STRANGE_S
- * seconds, and over PREPARE_STRANGE times as long as expected. */
+/* If a job (the problems of a request) is expected to take PREPARE_CLOSER_S seconds or more, the server makes a second
+ * estimate, for which it reads the FlashMask bounds. Rows whose scores exceed the range of float32 take longer. The
+ * server searches q, k and v for such rows only if they could make the job take over PREPARE_STRANGE_S seconds, and
+ * over PREPARE_STRANGE times as long as expected. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that comparing a client's results with exact ones may add to the estimated time of a
  * problem. If comparing all rows would take longer, fewer rows are compared. */
@@ -352,8 +353,8 @@ enum {
     /* When an HTTP thread runs a problem on a GPU, it polls for the problem's end for at most this time. After that, a
      * thread of the device waits for the GPU instead. */
     INLINE_WAIT_NS = 500000,
-    /* An HTTP thread polls at most this long until its cache transaction on a GPU ends. It may poll longer than
-     * INLINE_WAIT_NS, because the transaction has the GPU to itself. */
+    /* An HTTP thread polls at most this long until its cache transaction (request that uses KV caches) on a GPU ends.
+     * It may poll longer than INLINE_WAIT_NS, because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
     /* A thread that waits for its work on a GPU polls a word in host memory that the GPU writes. Once in this interval
      * it also calls the driver, which reports errors. */
@@ -381,8 +382,8 @@ enum {
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU, if all tensors are in the
  * GPU's memory already. A problem of this size takes some 400 us on a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
-/* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
- * many bytes in 1.5 ms. */
+/* Largest number of bytes of keys and values that a cache transaction (request that uses KV caches) may read on an HTTP
+ * thread. An H200 reads this many bytes in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
  * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 operations per second on an

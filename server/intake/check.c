@@ -58,9 +58,9 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* If the request's block of staging memory (memory for tensors) is small and too short for the inputs in shared memory,
- * leases a longer block, to which they are copied. The new block has a third more room, for outputs. If no block can be
- * leased now, the request's block grows later. */
+/* Leases a longer block if the request's block of staging memory (memory for tensors) is small, and too short for the
+ * inputs in shared memory. These inputs are then copied to the new block, which has a third more room, for outputs. If
+ * no block can be leased now, the request's block grows later. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
