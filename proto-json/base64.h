@@ -19,8 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The state of decoding a stream whose text arrives in pieces of any size; it begins as { 0 }. After a call that
- * stopped at a character, the caller may pass another character in its place, such as the one that a JSON escape stands
+/* The state of decoding a stream whose text arrives in pieces of any size; it begins as { 0 }. If a call stopped at a
+ * character, the caller may pass another character in its place. An example is the character that a JSON escape stands
  * for. */
 typedef struct base64_decoder {
     uint32_t bits; /* the bits decoded from an unfinished group of four characters: 6 for each character read so far */

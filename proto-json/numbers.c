@@ -11,14 +11,14 @@
  *        +---------+---->| ZERO |--|-----. ----'                              |
  *                        +------+  `--- e ------------------------------------'
  *
- * Before the machine, a quick reader tries to take all characters of a number at once, if the piece contains them. If
- * the piece ends early, a character does not fit, or the number is long, the quick reader takes nothing. The machine
- * then reads the same characters.
+ * A quick reader runs before the machine. It tries to take all characters of a number at once, if the piece contains
+ * them. If the piece ends early, a character does not fit, or the number is long, the quick reader takes nothing. The
+ * machine then reads the same characters.
  *
  * Values. A number is read as its first 19 significant digits w, times a power of ten, and perhaps further digits. No
- * dtype here has more than 24 significant bits. A double near the exact value therefore rounds to the same element as
- * the exact value, if both lie on the same side of every number of 25 bits. Numbers of 25 bits ("the grid") are the
- * values of the dtypes and the midpoints between them. Hence
+ * dtype here has more than 24 significant bits. The values of the dtypes, and the midpoints between them, are therefore
+ * among the numbers of 25 bits ("the grid"). If a double lies on the same side of every grid point as the exact value,
+ * it rounds to the same element. Hence
  *
  *   1. x = w * 10^e in double arithmetic has an error of less than 4 units in the last of its 53 bits.
  *   2. The 28 bits after the 25th say how near a grid point is. Almost every random number (all but one in

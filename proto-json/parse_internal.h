@@ -72,8 +72,8 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads the member `member` of `object`, a tensor of one part of a merge. parse_parts_has() must have accepted its
- * name. */
+/* Reads a tensor that belongs to one part (partial result) of a merge. The tensor is the member `member` of `object`,
+ * and parse_parts_has() must have accepted its name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 

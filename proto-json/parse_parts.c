@@ -19,8 +19,8 @@
 /* The tensors and gradients of a merge's part, in the order of their tensor numbers. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the tensor number (see PROTO_TENSORS) of `out` (`which` is 0) or `lse` (`which` is 1) in a part of a
- * merge. */
+/* Returns the tensor number (see PROTO_TENSORS) of a tensor of part `part` of a merge: `out` if `which` is 0, and `lse`
+ * if `which` is 1. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -250,8 +250,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     return ATTN_INVALID;
 }
 
-/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN, and also +inf
- * unless the request says that empty parts have the lse +inf. */
+/* Converts the lse of each part (partial result) of a merge to base e, and the lse of parts without keys to -inf.
+ * Refuses NaN. Also refuses +inf, unless the request says that parts without keys have the lse +inf. */
 static attn_status convert_lse(const proto_item *item, attn_error *err)
 {
     const proto_parts *const parts = item->parts;

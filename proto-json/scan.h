@@ -16,8 +16,9 @@
  *
  * The scanner accepts only strict JSON (RFC 8259): valid UTF-8, no NUL (not even \u0000), no lone surrogates, no byte
  * order mark, nothing after the value. If the text is not JSON, the whole body fails with an error that gives the byte
- * offset. An error inside an extracted value (not base64, not a number) is recorded in its scan_extract, because the
- * other attention problems of the body are computed nevertheless. parse.c interprets the rest. */
+ * offset. An error inside an extracted value (not base64, not a number) does not fail the whole body. It is recorded in
+ * the value's scan_extract, so that the other attention problems of the body are computed nevertheless. parse.c
+ * interprets the rest. */
 #ifndef SCAN_H
 #define SCAN_H
 

@@ -67,8 +67,8 @@ void caller_release(struct caller *caller);
 
 bool caller_is_anonymous(const struct caller *caller);
 
-/* Returns how much of `bound` (a limit of the server, such as the bytes of staging memory) this account may use, at
- * least 1. If `caller` is NULL, returns the whole bound. */
+/* `bound` is a limit of the server, such as the bytes of staging memory. Returns how much of it this account may use,
+ * at least 1. If `caller` is NULL, returns the whole bound. */
 int64_t caller_share(const struct caller *caller, int64_t bound);
 
 #endif

@@ -341,9 +341,9 @@ static void set_default(struct config *config, const struct config_option *o)
     }
 }
 
-/* Takes the value of an option from the environment or from the command line. If the option is a list, further values
- * are added to it. But the first value from the environment replaces the defaults, and the first value from the command
- * line replaces all values from the environment. */
+/* Takes the value of an option from the environment or from the command line. If the option is a list, the value is
+ * added to the list. But the first value from the environment replaces the defaults, and the first value from the
+ * command line replaces all values from the environment. */
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct config_option *o = &config_options[index];

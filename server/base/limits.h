@@ -100,9 +100,10 @@ enum {
 /* ---- HTTP headers and bodies (http/) ----------------------------------------------------------------------------- */
 
 enum {
-    /* Memory that libmicrohttpd gives each connection (quirk 10 in http/mhd_quirks.h). It holds the head of a request,
-     * and half of it takes the bytes of one recv() of the body. More would be slower, because libmicrohttpd clears all
-     * of it between two requests. HTTP_CONNECTION_STEP is added when the head needs more room. */
+    /* Memory that libmicrohttpd gives each connection (quirk 10 in http/mhd_quirks.h). The head of a request lies in
+     * this memory, and half of the memory takes the bytes of one recv() of the body. More memory would be slower,
+     * because libmicrohttpd clears all of it between two requests. HTTP_CONNECTION_STEP is added when the head needs
+     * more room. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections as attnd_connection_bytes in /metrics counts it, without tensors. Each connection counts
@@ -129,8 +130,8 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key; usual ones have a few KB */
     HTTP_PEM_BYTES = 1 << 20,
-    /* The text of a request or of an answer counts towards the limit of staging memory (memory for tensors) if it is
-     * longer than this. Shorter texts are not counted. */
+    /* If the text of a request or of an answer is longer than this, it counts towards the limit of staging memory
+     * (memory for tensors). Shorter texts are not counted. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer id from a client is replaced */
     /* longest wait of a TLS connection for memory; below HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
@@ -196,8 +197,8 @@ enum {
      * mask takes 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* If an operation takes the tensor lse (log-sum-exp of each row), a body longer than this is not checked by the
-         * HTTP thread, but by another thread. */
+        /* applies in place of CHECK_LONG_BODY_BYTES if an operation takes the tensor lse (log-sum-exp of each row): a
+         * body longer than this is checked by another thread than the HTTP thread */
     512 << 10,
     /* Inputs in shared memory are copied to the request's memory block. If the block is larger than this, it grows
      * while inputs are added. If the block is not larger than this, and is smaller than the inputs, it is replaced by a
@@ -248,8 +249,8 @@ enum {
      * of them. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* If the caches of two neighbouring rows of a decode share at least this many positions, the device reads the
-     * shared pages once for both rows. Caches share pages if one is a fork of the other. */
+    /* The caches of two rows of a decode share pages if one cache is a fork of the other. If the caches of neighbouring
+     * rows share at least this many positions, the device reads the shared pages once for both rows. */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache is deleted when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* number of positions in a page of a cache, unless page_size is given */
@@ -304,8 +305,9 @@ enum {
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body; they take 30 ms. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
-/* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
- * bound, a small body whose tensors have head size 1 could keep an HTTP thread busy for 30 ms. */
+/* Largest number of multiply-adds, for each byte of a body, that the server spends to check the body's lse (log-sum-exp
+ * of each row). Without this bound, a small body whose tensors have head size 1 could keep an HTTP thread busy for 30
+ * ms. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
@@ -320,7 +322,8 @@ enum {
      * this long. */
     DEVICE_GUEST_AFTER_NS = 20000000,
     /* A guest is a batch of a client with no other batch on the device. If the running batches belong to several
-     * clients, a guest waits until the oldest of them has run for this many times the guest's expected time. */
+     * clients, the guest waits for the oldest of them: it must have run for this many times the guest's expected
+     * time. */
     DEVICE_GUEST_FACTOR = 2,
     /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
      * have */
@@ -439,8 +442,9 @@ enum {
         /* smallest tensor in bytes that a device copies from shared memory itself; drivers let the CPU copy smaller
          * ones */
     256 << 10,
-    /* The server waits for this time before and after it reads the modification time of a shared file. Every later
-     * write then gives the file a different time. Modification times are precise to a fifth of this time or better. */
+    /* The server waits this long before and after it reads the modification time of a shared file. Every later write
+     * then gives the file a different modification time. Modification times are precise to a fifth of this duration or
+     * better. */
     REGIONS_QUIET_MS = 50,
     /* time between a change of a shared memory object and the next attempt to pin it (to lock its pages in memory) */
     REGIONS_PIN_AGAIN_MS = 1000,

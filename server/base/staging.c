@@ -211,8 +211,9 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* Returns the size of the block for a request of `bytes` bytes. It is the size of the smallest class that holds them,
- * but at most the share of the pool that the account may use. Returns 0 if `bytes` exceeds that share. */
+/* Returns the size of the block that is leased to a request of `bytes` bytes. This is the size of the smallest class of
+ * blocks with room for them, or the account's share of the pool if that is less. Returns 0 if `bytes` exceeds that
+ * share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {

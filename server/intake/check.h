@@ -1,8 +1,8 @@
 /* check.h: checks a complete request body. Refuses it, or turns it into a job that a device can run.
  *
  * A check takes up to 40 ms for 1024 problems, or 200 ms for a mask of a gigabyte. The HTTP thread that received a
- * small body checks it. Large bodies are checked by libuv's threads on behalf of the main thread (state CHECKING). The
- * check of a large body, or of tensors in shared memory, is divided into pieces of work, which alternate with the
+ * small body checks it. Large bodies are checked by libuv's threads on behalf of the main thread (state CHECKING). If a
+ * body is large, or has tensors in shared memory, its check is divided into pieces of work. These alternate with the
  * pieces of other requests. */
 #ifndef CHECK_H
 #define CHECK_H

@@ -1,5 +1,5 @@
-/* regions.h: regions, which are memory that clients have registered, so that tensors need not go through the socket
- * (Triton's shared memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
+/* regions.h: regions, which are memory that clients have registered (Triton's shared memory extensions; --allow-shm,
+ * --allow-cuda-shm). Tensors in regions need not go through the socket. Thread-safe.
  *
  * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
  * A region belongs to the access token whose client registered it. A region holds a descriptor of the object, or the
