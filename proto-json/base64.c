@@ -1,9 +1,9 @@
-/* base64.c: decodes and encodes base64 streams, and chooses the SIMD variant. The end of a piece of text may split a
- * group of four characters. step() decodes the characters of split groups. The SIMD variant's decode() decodes the
- * whole groups between them.
+/* base64.c: decodes and encodes base64 streams, and chooses the SIMD variant. Text arrives in pieces, and the end of a
+ * piece may split a group of four characters. step() decodes the characters of split groups. The SIMD variant's
+ * decode() decodes the whole groups between two split ones.
  *
  * step() alone decides which text is legal. A character that step() refuses is not consumed and changes nothing. The
- * offset of an error is the length of the longest prefix of the text that could be continued to a legal text.
+ * offset of an error is the length of the longest prefix of the text with which some legal text begins.
  *
  * While a group is not complete, its first `held` characters are in `bits`. After padding, `ended` stays set; `held` is
  * then 3 if one more '=' must follow, and 0 if the text is complete. */
@@ -30,7 +30,8 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* The has_ functions return whether the processor has an instruction set whose registers the operating system saves. */
+/* Each has_ function returns true if the processor has an instruction set and the operating system saves its
+ * registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");

@@ -19,8 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The state of decoding a stream whose text arrives in pieces of any size; it begins as { 0 }. After a call that
- * stopped at a character, the caller may pass another character in its place, such as the one that a JSON escape stands
+/* The state of decoding a stream whose text arrives in pieces of any size; it begins as { 0 }. If a call stopped at a
+ * character, the caller may pass another character in its place. An example is the character that a JSON escape stands
  * for. */
 typedef struct base64_decoder {
     uint32_t bits; /* the bits decoded from an unfinished group of four characters: 6 for each character read so far */
@@ -40,7 +40,7 @@ typedef struct base64_decoder {
  * the decoded bytes. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Decodes text that must be base64 to its last character. Returns false if a character is not legal in its place;
+/* Decodes text in which every character must be legal base64. Returns false if a character is not legal in its place;
  * decoder->offset is then its position. The arguments are those of base64_decode_until(). */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
@@ -53,8 +53,8 @@ bool base64_finish(const base64_decoder *decoder);
 const char *base64_reason(const base64_decoder *decoder, char found);
 
 enum { BASE64_HEAD = 8 };
-/* Recovers the first characters of the text that the decoder has read: it encodes `bytes`, the `count` bytes that the
- * decoder has written. Writes at most BASE64_HEAD characters and a NUL. */
+/* Writes the first characters of the text that the decoder has read, at most BASE64_HEAD, and a NUL. It makes them
+ * from `bytes` (the `count` bytes that the decoder has written) and from the decoder's unfinished group. */
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
 /* The length in characters of the base64 text for `bytes` bytes. */

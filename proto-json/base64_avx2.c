@@ -6,9 +6,10 @@
  *
  * Each kind of hi has a bit. A table has an entry for each lo: the bits of the kinds of hi with which this lo cannot
  * occur. If the entry includes the bit of the character's hi, the character is outside the alphabet. A second table
- * has, for each hi, the difference between a character and its six bits. Only '/' needs another difference than other
- * characters of its hi. It uses entry 1, because no character of the alphabet has hi = 1. Two multiply-adds then join
- * the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb bbbbcccc ccdddddd, and shuffles close the gaps.
+ * has, for each hi, the difference between a character and its six bits. Characters with the same hi have the same
+ * difference, except '/'. The difference of '/' is in entry 1, because no character of the alphabet has hi = 1. Two
+ * multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb bbbbcccc ccdddddd, and shuffles
+ * close the gaps.
  *
  * Encoding does the reverse. A shuffle copies bytes so that each 16-bit half of 32 bits holds two sextets. Two
  * multiplications shift them into place, and a table of 16 differences turns them into letters.
@@ -66,7 +67,7 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
-/* Joins each four of 32 sextets (6-bit numbers, one in each byte) to three bytes, which gives 24 bytes. */
+/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes: every four sextets become three bytes. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
@@ -134,7 +135,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         _mm256_stream_si256((__m256i *)(out + 32), _mm256_blend_epi32(b, c, 0xF0));
         _mm256_stream_si256((__m256i *)(out + 64), _mm256_blend_epi32(c, d, 0xFC));
     }
-    /* the stores above bypass the caches; without this fence another thread that gets the memory might not see them */
+    /* the stores above bypass the caches; without this fence, another thread that gets the memory might not see the
+     * stored bytes */
     _mm_sfence();
     return done;
 }
@@ -142,7 +144,7 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 /* Turns 24 bytes into 32 characters. Each half of the vector (16 bytes) has 12 of the 24 bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1, in which every sextet (6 bits) is contiguous. */
+    /* Every three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1, in which every sextet (6 bits) is contiguous. */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));

@@ -1,12 +1,13 @@
 /* base64_avx512.c: whole groups of base64, 64 characters at a time, with the byte permutations of AVX-512 VBMI.
  *
- * One instruction decodes 64 characters by a table of 128 entries in two registers. Entries outside the alphabet have
- * their top bit set, and so have characters beyond ASCII. So the top bits of (entry | character) mark characters
- * outside the alphabet. Two multiply-adds join the sextets (as in base64_avx2.c), and one more permutation closes the
- * gaps. For encoding, a permutation distributes the bytes, one multishift cuts them into sextets, and one lookup in 64
- * entries turns them into letters.
+ * One instruction decodes 64 characters by a table of 128 entries in two registers. The entry of a character outside
+ * the alphabet has its top bit set. A character beyond ASCII has its own top bit set. So the top bits of (entry |
+ * character) mark characters outside the alphabet. Two multiply-adds join the sextets (as in base64_avx2.c), and one
+ * more permutation closes the gaps. For encoding, a permutation distributes the bytes, one multishift cuts them into
+ * sextets, and one lookup in 64 entries turns them into letters.
  *
- * Loads at the end are masked: a load of the last characters fills up with zero bytes, which are outside the alphabet.
+ * Loads at the end are masked: the bytes behind the last characters are loaded as zeros, which are outside the
+ * alphabet.
  *
  * Source of the idea: Mula and Lemire, "Base64 encoding and decoding at almost the speed of a memory copy",
  * arXiv:1910.05109. */
@@ -18,8 +19,8 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The loops prefetch the output AHEAD bytes before they write it, because its cache lines may be in another core's
- * cache. */
+/* The loops prefetch the output AHEAD bytes before they write it, because the output's cache lines may be in another
+ * core's cache. */
 enum { AHEAD = 2048, LINE = 64 };
 
 /* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */
@@ -46,7 +47,7 @@ static const char letter_of[65]
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
 static const uint8_t close_gaps[96] __attribute__((aligned(64))) = { CLOSE8(0), CLOSE8(8), CLOSE8(16), CLOSE8(24) };
 
-/* Byte indices for the permutation of encoding. Each three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1. In these 32
+/* Byte indices for the permutation of encoding. Every three bytes b0 b1 b2 become four bytes, b1 b0 b2 b1. In these 32
  * bits every sextet (6 bits) is contiguous. */
 #define DEAL(i) 3 * (i) + 1, 3 * (i), 3 * (i) + 2, 3 * (i) + 1
 static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
@@ -126,15 +127,16 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
         _mm512_stream_si512((void *)(out + 64), _mm512_permutex2var_epi8(s[1], from_32_32, s[2]));
         _mm512_stream_si512((void *)(out + 128), _mm512_permutex2var_epi8(s[2], from_16_48, s[3]));
     }
-    /* the stores above bypass the caches; without this fence another thread that gets the memory might not see them */
+    /* the stores above bypass the caches; without this fence, another thread that gets the memory might not see the
+     * stored bytes */
     _mm_sfence();
     return done;
 }
 
 static inline __m512i letters(__m512i bytes)
 {
-    /* in each 64 bits, the positions at which eight sextets (6-bit values) begin: 10 4 22 16, 42 36 54 48 (the lowest
-     * byte first) */
+    /* in each group of 64 bits, the positions at which eight sextets (6-bit values) begin: 10 4 22 16, 42 36 54 48 (the
+     * lowest byte first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
     /* the upper two bits of each byte need not be cleared, because the lookup below ignores them */

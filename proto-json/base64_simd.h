@@ -33,7 +33,7 @@ base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx
 
 enum { BASE64_LINE = 64 };
 
-/* Returns how many characters must be decoded before `out` reaches the beginning of a 64-byte cache line. Each 43
+/* Returns how many characters must be decoded before `out` reaches the beginning of a 64-byte cache line. Every 43
  * groups of four characters give 129 = 2 * 64 + 1 bytes, so they move `out` by one byte relative to the lines. */
 static inline size_t base64_chars_to_line(const uint8_t *out)
 {

@@ -1,5 +1,5 @@
-/* cache.c: reads small JSON bodies: a new cache, the length of a cache, and KServe's index of models. A table describes
- * each kind of body. */
+/* cache.c: reads small JSON bodies: those that make a cache, give the length of a cache, or ask for KServe's index of
+ * models. A table describes each kind of body. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -51,8 +51,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    /* the name by which suggestions.c knows this kind of body, to suggest a member that is similar to an unknown one;
-     * "": suggest nothing */
+    /* the name of this kind of body in suggestions.h, for hints about the words of other programs; "": no such hints */
     const char *place;
     const char *listed;
 };
@@ -205,8 +204,8 @@ static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_
     return ATTN_OK;
 }
 
-/* In a latent cache the numbers of a value are also numbers of its key. Kernels multiply keys by one scale and values
- * by another, so the two scales must be equal. */
+/* In a latent cache the first numbers of a key are also its value. Kernels multiply keys by one scale and values by
+ * another, so the two scales must be equal. */
 static attn_status check_latent_scales(const proto_cache *cache, attn_error *err)
 {
 #define AS_KEYS ": values of a latent cache are the first numbers of its keys"

@@ -1,5 +1,5 @@
-/* dtypes.c: the dtypes that a body may name. Clients may send int64 and bool for indices and masks; these are converted
- * for the kernels while they are decoded. */
+/* dtypes.c: the dtypes that a body may name. Clients may send indices as int64 and masks as bool. Kernels do not
+ * support these two dtypes, so the elements are converted while they are decoded. */
 #include "proto.h"
 
 #include <stdio.h>

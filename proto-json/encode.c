@@ -1,6 +1,6 @@
 /* encode.c: writes answers in any format, while they are sent. An answer is a list of text pieces and tensor pieces,
- * measured before the first byte is sent. Text pieces lie in one small buffer. Tensor pieces are pointers: a read turns
- * their bytes into base64 or numbers directly in the caller's buffer.
+ * whose lengths are computed before the first byte is sent. Text pieces lie in one small buffer. A tensor piece is a
+ * pointer to the tensor: a read of the piece writes base64 or numbers directly to the caller's buffer.
  *
  * The bytes of an answer do not depend on how many bytes each read takes. Reading gives exactly proto_encoder_length()
  * bytes. The encoder's memory does not grow with the tensors. */
@@ -40,11 +40,12 @@ enum {
      * ITEM_BYTES: upper bound on the text for one problem without the tensors' data. */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
-    REPORT_BYTES = 64 << 10, /* upper bound in bytes on the report of a check, including escapes */
+    /* upper bound in bytes on the report about a client's results (check request), including escapes */
+    REPORT_BYTES = 64 << 10,
 };
 
-/* The text of one number in an array, with the brackets and the comma before it. Behind the last number, a further
- * token has only the closing brackets. */
+/* The text of one number in an array, with the brackets and the comma before it. After the last number there is one
+ * more token, which has only the closing brackets. */
 struct token {
     char text[TOKEN_BYTES];
     size_t length, taken;
@@ -62,7 +63,7 @@ struct proto_encoder {
     int64_t measured_element;
 
     size_t piece;
-    uint64_t taken; /* number of bytes of piece number `piece` of the answer that have been read */
+    uint64_t taken; /* how many bytes of the current piece (number `piece` of the answer) have been read */
     uint64_t read;
     int64_t element;
     struct token token;
@@ -426,7 +427,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* computes the text length of each array of numbers, because the loop must know where each text ends */
+    /* computes the text length of each array of numbers; the loop below must know where each of these texts ends */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];

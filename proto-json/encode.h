@@ -19,11 +19,12 @@ typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST 
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
 enum {
-    /* Largest number of facts, which are the members of an answer that are not tensors. Any answer may have 8 of them,
-     * the report of a check has 8 more, and an observe request has its counts. */
+    /* Largest number of facts, which are the members of an answer that are not tensors. Any answer may have 8 of them.
+     * The report on a client's results (check request) has 8 more, and an observe request (statistics of probabilities)
+     * has its counts. */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
-    /* Largest size in bytes of the JSON value of a fact (a member of an answer that is not a tensor). The longest value
-     * is the list of the lengths of PROTO_MAX_CACHES caches. */
+    /* Largest size in bytes of a fact's value as JSON. A fact is a member of an answer that is not a tensor. The
+     * longest value is the list of the lengths of PROTO_MAX_CACHES caches. */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };
 struct encode_fact {

@@ -31,8 +31,7 @@ struct format_body {
     uint64_t binary, shared, binary_parts[2];
     /* for a merge of partial results: 1 + the index of the last part whose gradient the body asks for; 0: none */
     int gradients;
-    /* the position in the body of each input tensor: an array of PROTO_TENSORS entries; NULL: the format has no
-     * positions */
+    /* where each input tensor is in the body: an array of PROTO_TENSORS entries; NULL: the format has no positions */
     const proto_input *inputs;
 };
 

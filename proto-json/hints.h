@@ -6,9 +6,9 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* The hints: remarks in an answer on a legal problem that is probably not what the client wants. Each row has an id and
- * a text. The checks cost little. A hint about a member is checked only if the member is given. The check of a tensor
- * ends at the first number that rules the hint out. */
+/* The hints: remarks that an answer makes if a problem is legal, but probably not what the client wants. Each row has
+ * an id and a text. The checks cost little. A hint about a member is checked only if the member is given. The check of
+ * a tensor ends at the first number that rules the hint out. */
 #define PROTO_HINT_MAP(X)                                                                                              \
     X(SCALE_ZERO, "scale is 0, and every key weighs the same; leave scale out for 1/sqrt(D)")                          \
     X(SCALE_SQRT, "scale is sqrt(D), and multiplies the scores; the default is 1/sqrt(D)")                             \

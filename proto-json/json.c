@@ -161,7 +161,7 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     text_put_char(t, '}');
 }
 
-/* Adds the error of one problem to the answer to a body with several problems. */
+/* If a body has several problems, its answer contains the errors of those that failed. This adds one such error. */
 static void add_fault(proto_encoder *e, int index, const attn_error *fault, const char *request_id)
 {
     struct text *const t = encode_text(e);

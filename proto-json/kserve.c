@@ -1,11 +1,12 @@
 /* kserve.c: bodies and answers of KServe v2 with Triton's binary tensor extension. A body begins with JSON, whose
  * length in bytes is the header Inference-Header-Content-Length. kserve_json.c translates this JSON into a body in the
- * server's own JSON format, which parse.c checks. The bytes behind the JSON go directly to the caller's memory, each
- * tensor to a multiple of 64 bytes. That memory also has room for inputs in shared memory, which the caller copies.
+ * server's own JSON format, which parse.c checks. The bytes behind the JSON go directly to the caller's memory, where
+ * each tensor begins at a multiple of 64 bytes. That memory also has room for inputs in shared memory; the caller
+ * copies these inputs.
  *
- * The whole state is in struct kserve_reader, so a body gives the same result however it is split. Binary tensors have
- * the order of the inputs. Memory grows with the bytes that have arrived, and not with binary_data_size. Sizes of
- * binary inputs are compared with their shapes before their bytes arrive. */
+ * The whole state is in struct kserve_reader, so a body gives the same result however it is split. The bytes of binary
+ * tensors come in the same order as the inputs in the JSON. Memory grows with the bytes that have arrived, and not with
+ * binary_data_size. Sizes of binary inputs are compared with their shapes before their bytes arrive. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -28,8 +29,8 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes bytes of the body, but not beyond the end of the JSON, or of the binary input that is being read. *taken
- * becomes the number of bytes taken. */
+/* Takes bytes of the body up to the end of the part that is being read: the JSON, or one binary input. *taken becomes
+ * the number of bytes taken. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -258,7 +259,7 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* largest size in bytes of the report of a check, without escapes */
+enum { REPORT_BYTES = 64 << 10 }; /* largest size in bytes of the report on a client's results, without escapes */
 
 /* ---- Writing KServe answers -------------------------------------------------------------------------------------- */
 
@@ -330,8 +331,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* output numbers from ATTN_TENSOR_COUNT on stand for gradients of a merge's parts: dout and dlse of part 0, of part
-     * 1, ... */
+    /* output numbers from ATTN_TENSOR_COUNT on stand for gradients of a merge's partial results: dout and dlse of
+     * partial result 0, of partial result 1, ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }

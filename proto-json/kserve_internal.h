@@ -62,8 +62,8 @@ struct kserve_reader {
     char id[ID_BYTES + 1];
     proto_sequence sequence;
     uint64_t binary; /* set of the outputs whose bytes follow the answer's JSON: one bit for each attn_tensor_id */
-    /* Gradients of merged partial results whose bytes follow the answer's JSON. Bit n of [0] stands for dout of partial
-     * result n, bit n of [1] for its dlse. */
+    /* For a merge of partial results: set of the gradients whose bytes follow the answer's JSON. Bit n of [0] stands
+     * for dout of partial result n, bit n of [1] for its dlse. */
     uint64_t binary_parts[2];
     /* for a merge of partial results: 1 + the index of the last part whose gradient the request asks for; 0: none */
     int gradients;

@@ -62,7 +62,7 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
 }
 
 /* Makes the error for an unknown member. `where` names the part of the body that has it; NULL: the top of the body.
- * `place` is the name of this part in suggestions.h, to suggest a similar member; "": no suggestion. */
+ * `place` is the name of this part in suggestions.h, for hints about the words of other programs; "": no such hints. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -236,7 +236,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* Translates an input's KServe datatype into the name of this dtype in a JSON body. */
+/* Translates the KServe datatype of an input into the name that this dtype has in the server's own JSON format. */
 static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
                                  proto_dtype *dtype)
 {
@@ -270,7 +270,8 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, con
     return status;
 }
 
-/* Turns a KServe input into the tensor of a JSON body, whose `data` is the index of an extracted value. */
+/* Turns a KServe input into a tensor of the server's own JSON format. The tensor's member `data` is the index of an
+ * extracted value. */
 static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
 {
     struct kserve_input *const slot = &r->inputs[index];
@@ -466,8 +467,8 @@ static bool names_already(const cJSON *names, const char *word)
     return false;
 }
 
-/* Reads the name of an output that is the gradient of one of the partial results of a merge. The answer has these
- * gradients of all parts, even if the request names only some. */
+/* Reads the name of an output that is the gradient of one partial result of a merge. If the request names the gradients
+ * of only some partial results, the answer nevertheless has those of all. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -481,8 +482,8 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Makes the member of the JSON body that names the outputs: `outputs`, or the member that proto_operations[].asks
- * names. Sets *text to true if some outputs are sent as numbers. */
+/* Makes the member of the JSON body that lists the wanted outputs. The member's name is proto_operations[].asks, or
+ * `outputs` if that is NULL. Sets *text to true if some outputs are sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
     cJSON *names;

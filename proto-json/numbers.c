@@ -11,14 +11,14 @@
  *        +---------+---->| ZERO |--|-----. ----'                              |
  *                        +------+  `--- e ------------------------------------'
  *
- * Before the machine, a quick reader tries to take all characters of a number at once, if the piece contains them. If
- * the piece ends early, a character does not fit, or the number is long, the quick reader takes nothing. The machine
- * then reads the same characters.
+ * A quick reader runs before the machine. It tries to take all characters of a number at once, if the piece contains
+ * them. If the piece ends early, a character does not fit, or the number is long, the quick reader takes nothing. The
+ * machine then reads the same characters.
  *
  * Values. A number is read as its first 19 significant digits w, times a power of ten, and perhaps further digits. No
- * dtype here has more than 24 significant bits. A double near the exact value therefore rounds to the same element as
- * the exact value, if both lie on the same side of every number of 25 bits. Numbers of 25 bits ("the grid") are the
- * values of the dtypes and the midpoints between them. Hence
+ * dtype here has more than 24 significant bits. The values of the dtypes, and the midpoints between them, are therefore
+ * among the numbers of 25 bits ("the grid"). If a double lies on the same side of every grid point as the exact value,
+ * it rounds to the same element. Hence
  *
  *   1. x = w * 10^e in double arithmetic has an error of less than 4 units in the last of its 53 bits.
  *   2. The 28 bits after the 25th say how near a grid point is. Almost every random number (all but one in
@@ -268,9 +268,9 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     /* Rounding up is computed without a branch, because the processor could not predict a branch that depends on the
      * digits. */
     c += (cut > half) | ((cut == half) & c);
-    /* The code is the sum of the exponent field and c. The field is one too low, and the highest significant bit of c
-     * adds the one. The field of a subnormal number is 0, and c has that bit only if it was rounded up to a normal
-     * number. The sum cannot overflow: for the largest x, 2^200, it is 326 << 23. */
+    /* The code is the sum of the exponent field and c. The field that is added is one too low, because the highest
+     * significant bit of c adds one to it. The field of a subnormal number is 0, and c has that bit only if it was
+     * rounded up to a normal number. The sum cannot overflow: for the largest x, 2^200, the sum is 326 << 23. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -393,8 +393,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets *d to the value of a number with more than 19 digits, where leading zeros count as digits. written_exponent is
- * the number behind 'e' in the text. */
+/* Sets *d to the value of a number whose text has more than 19 digits, leading zeros included. written_exponent is the
+ * number behind 'e' in the text. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -970,8 +970,8 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* If a multiple of 10^(k + 1) rounds to the number, it is the result, because it has one digit fewer. The code has
-     * no branch here, because the processor could not predict which way it goes. */
+    /* If a multiple of 10^(k + 1) rounds to c * 2^q, that multiple is the result, because it has one digit fewer than a
+     * multiple of 10^k. The code has no branch here, because the processor could not predict the branch. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -1012,7 +1012,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 
 static int count_digits(uint32_t n)
 {
-    /* bits * log10(2), with 1233 / 2^12 for log10(2): the number of digits, or one less */
+    /* bits * log10(2), where 1233 / 2^12 stands for log10(2); this is the number of decimal digits of n, or one less */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }

@@ -73,7 +73,7 @@ typedef struct numbers_reader {
     int state; /* state of the reader's state machine, which the diagram in numbers.c shows */
     int depth;
     int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
-    int64_t count[NUMBERS_RANK]; /* for each depth of nesting, the number of elements read so far of the open array */
+    int64_t count[NUMBERS_RANK]; /* for each depth of nesting: how many elements of the open array were read so far */
     uint64_t token;              /* offset of the token (number or word) that is being read */
     /* whether some element is not written as an integer: it has a fraction or an exponent, or is NaN or infinite;
      * fraction_element is the index of the first such element */
@@ -100,9 +100,9 @@ numbers_status numbers_read(numbers_reader *reader, const char *text, size_t cou
 
 /* what precedes a token (number or word) in an array: '[', ',' or a value */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
-/* After NUMBERS_BAD, lets other code read on at the bad token (number or word). Returns what precedes the token. The
- * *length characters of the token that the reader has taken are copied to `token`. Its other characters are at text +
- * taken. */
+/* After NUMBERS_BAD, tells other code where to read on: at the bad token (number or word). Returns what precedes the
+ * token. Copies to `token` the *length characters of the token that the reader has taken. The token's other characters
+ * are at text + taken. */
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type` when the dtype becomes known, after NUMBERS_DONE. The result is

@@ -12,7 +12,7 @@ typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in KV caches of the server */
     PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
-    /* compares results that the client sends with float64 results */
+    /* compares a client's results with float64 results that the server computes */
     PROTO_OP_CHECK,
     PROTO_OP_MERGE, /* merges partial results (of the same queries over different keys) into one result */
     PROTO_OP_COUNT
@@ -36,7 +36,7 @@ typedef struct proto_tensor_doc {
     const char *says; /* the text; NULL ends a list of such entries */
 } proto_tensor_doc;
 
-/* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */
+/* One operation. A set of tensors has one bit for each attn_tensor_id. All texts are constants. */
 typedef struct proto_operation {
     const char *name; /* name in messages, metrics and /v1/info, such as "decode" */
     const char *path; /* path of the URL, such as "/v1/attention/decode" */
@@ -53,12 +53,13 @@ typedef struct proto_operation {
     bool cache_in_path;
     bool envelope; /* whether one body may hold several problems: {"requests": [...]} */
 
-    /* whether the CPU compares results that the client sends with float64 results (kernels/judge/judge.h) */
+    /* whether the CPU compares a client's results with float64 results that the server computes
+     * (kernels/judge/judge.h) */
     bool judges;
 
     uint64_t takes; /* set of the tensors that a problem may have as inputs */
-    /* Set of the inputs that a problem must have. If it has the member `context` (a saved forward), it needs only those
-     * inputs that a backward has and a forward has not. */
+    /* Set of the inputs that a problem must have. A problem with the member `context` (a saved forward) needs only
+     * those inputs of this set that a backward has and a forward has not. */
     uint64_t needs;
     uint64_t appends;
     uint64_t gives;

@@ -3,9 +3,9 @@
  * proto_options[] for options, and proto_operations[] for the members of each operation.
  *
  * Members are examined once, in the order of the body, and the first error is reported. A number stays text until its
- * type is known, so integers are never converted to a double. Problems with a `context` or with caches are checked
- * later, when their tensors are known. An error in one of several problems concerns only that problem. Malformed JSON,
- * exceeded limits and lack of memory fail the whole body. */
+ * type is known, so integers are never converted to a double. A problem with a `context` (a saved forward) or with
+ * caches is checked later, when its tensors are known. An error in one of several problems concerns only that problem.
+ * Malformed JSON, exceeded limits and lack of memory fail the whole body. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -37,8 +37,8 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: none. The client's
- * results in a check do not count as inputs. */
+/* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: none. In a check
+ * request, the client's results do not count as inputs. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -278,7 +278,7 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
-    /* the body of a merge may have a member for each tensor of each part */
+    /* the body of a merge may have a member for each tensor of each part (partial result) */
     if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS;
     d->format = format;
     d->reader = format->open(&d->limits, memory);
@@ -334,8 +334,8 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* Returns whether the tensor may be in memory that only a device can read. `may` is the set of these tensors: the host
- * never reads their values. */
+/* Returns whether the tensor may be in memory that only a device can read. That is so for the tensors in the set `may`,
+ * whose values the host never reads. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |

@@ -17,8 +17,8 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* The unused end of the caller's memory. The parser puts tensors there that it makes itself, such as a tensor that it
- * makes from a single number. */
+/* The unused end of the caller's memory. The parser puts its own tensors there, such as a tensor that it makes from a
+ * single number. */
 struct parse_room {
     uint8_t *at;
     size_t left;
@@ -42,8 +42,8 @@ struct parse_reader {
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
-/* The parser makes some tensors itself (see parse_room). Returns an upper bound on their bytes for one problem. `bytes`
- * is the size of the tensors in the body. */
+/* The parser makes some tensors itself (see parse_room). Returns an upper bound on the bytes that these tensors take
+ * for one problem. `bytes` is the size of the tensors in the body. */
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
@@ -72,12 +72,13 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads the member `member` of `object`, a tensor of one part of a merge. parse_parts_has() must have accepted its
- * name. */
+/* Reads a tensor that belongs to one part (partial result) of a merge. The tensor is the member `member` of `object`,
+ * and parse_parts_has() must have accepted its name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
-/* Checks a merge whose members have all been read, converts its lse to natural logarithms, and prepares its outputs. */
+/* Checks a merge whose members have all been read, converts the lse of its parts (partial results) to natural
+ * logarithms, and prepares its outputs. */
 attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
 
 /* Puts a prefix such as "parts.3." before the text of an error, where 3 is the index of a merge's part. */

@@ -19,8 +19,8 @@
 /* The tensors and gradients of a merge's part, in the order of their tensor numbers. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the tensor number (see PROTO_TENSORS) of `out` (`which` is 0) or `lse` (`which` is 1) in a part of a
- * merge. */
+/* Returns the tensor number (see PROTO_TENSORS) of a tensor of part `part` of a merge: `out` if `which` is 0, and `lse`
+ * if `which` is 1. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -95,7 +95,7 @@ static attn_status make(proto_item *item, int count, bool named, attn_error *err
     return ATTN_OK;
 }
 
-/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor, for errors. */
+/* Reads a tensor of one part (partial result) of a merge. `where` is the JSON pointer to the tensor, for errors. */
 static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts, int number, const cJSON *value,
                                const char *where, attn_error *err)
 {
@@ -228,7 +228,7 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Makes the error for the element with index `at` of t, a tensor of a merge's part. */
+/* Makes the error for element number `at` of the tensor t, which belongs to a part of a merge. */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {
@@ -250,8 +250,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     return ATTN_INVALID;
 }
 
-/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN, and also +inf
- * unless the request says that empty parts have the lse +inf. */
+/* Converts the lse of each part (partial result) of a merge to base e, and the lse of parts without keys to -inf.
+ * Refuses NaN. Also refuses +inf, unless the request says that parts without keys have the lse +inf. */
 static attn_status convert_lse(const proto_item *item, attn_error *err)
 {
     const proto_parts *const parts = item->parts;

@@ -15,7 +15,7 @@
 
 /* ---- Hints for values of the wrong type -------------------------------------------------------------------------- */
 
-#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* letters of units, as in the values "5s" and "10%" */
+#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* characters that the unit after a number may have, as in "5s" or "10%" */
 
 const char *parse_value_suggestion(const cJSON *value)
 {
@@ -380,7 +380,7 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    /* With wrong sizes, nothing is made here, because attn_check() reports them as errors later. */
+    /* If the sizes are wrong, nothing is made here: attn_check() reports the wrong sizes later. */
     if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return;
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);

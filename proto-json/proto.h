@@ -82,8 +82,8 @@ typedef struct proto_dtype {
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
 /* proto_dtype_takes() returns whether the tensor may have the dtype. proto_dtype_list() writes the names of all its
- * dtypes, such as "int32 or int64". proto_dtype_judged() returns whether a client's result in a check may have the
- * dtype. */
+ * dtypes, such as "int32 or int64". proto_dtype_judged() returns whether a check request may contain a client's result
+ * of this dtype. */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -123,7 +123,7 @@ typedef struct proto_limits {
         .tensor_bytes = INT64_C(1) << 40                                                     \
     }
 
-enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; larger limits count as this */
+enum { PROTO_MAX_DEPTH = 64 }; /* upper bound of limits.depth; a larger limit has no further effect */
 
 /* Largest size in bytes of the header of a safetensors body, and of the JSON of a KServe body, unless limits.rest_bytes
  * is smaller. The HTTP thread parses this much text in 3 ms at most. The ids of PROTO_MAX_CACHES caches, as Python's
@@ -169,8 +169,8 @@ enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 
  * parts.0.dlse. */
 enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
 
-/* Returns the number of the tensor `name` of a body or, if `result` is true, of an answer; PROTO_TENSORS: there is
- * none. */
+/* Returns the number of the tensor `name`; PROTO_TENSORS: there is no such tensor. `result` is true for a tensor of an
+ * answer, and false for a tensor of a body. */
 int proto_tensor_named(const char *name, bool result);
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
 /* Returns the attn_tensor_id whose dtypes and axes tensor `number` has. For parts.3.out of a merge it is ATTN_T_out. */
@@ -194,7 +194,7 @@ typedef struct proto_item {
     /* dtype of the results, from the option out_dtype or grad_dtype; default: q's dtype, or bfloat16 if q is float8 */
     attn_dtype result_dtype;
     bool has_result_dtype;
-    /* whether the body has the member problem.seed; if not, the caller draws the seed for dropout */
+    /* whether the body has the member `seed`; if not, the caller draws the seed for dropout */
     bool has_seed;
     bool has_layout;
     unsigned hints;   /* bit mask of hints (hints.h) about what looks wrong in a valid problem */
@@ -213,8 +213,8 @@ typedef struct proto_item {
     /* for an observe request (statistics of probabilities): bit mask of the numbers to return; bit i is proto_count_id
      * i */
     unsigned counts;
-    /* for an observe request (statistics of probabilities): size in queries and in keys of the tiles for which numbers
-     * are counted; 0: no counts of tiles */
+    /* for an observe request (statistics of probabilities): how many queries and how many keys a tile has, for the
+     * counts of tiles; 0: the request wants no counts of tiles */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for counts of operations; 0: as long as a row of Q and K */
     proto_parts *parts; /* the parts of a merge (results over different keys); the proto_call owns them */
@@ -280,7 +280,8 @@ typedef struct proto_option {
     /* offset in proto_item of a bool that becomes true if the option is given; 0: none */
     size_t given;
     int64_t minimum, maximum;
-    /* the words that the value may be, with NULL at the end; for PROTO_TYPE_PAIR the form of the pair, for messages */
+    /* the words that the value may be, with NULL at the end; for PROTO_TYPE_PAIR: how error messages write the form of
+     * the pair */
     const char *const *choices;
     const char *otherwise; /* the default, as JSON; NULL: the default varies, as `help` explains */
     const char *help;
@@ -342,8 +343,8 @@ typedef struct proto_call {
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     /* bit mask of outputs that the answer has as bytes after its JSON; bit i is the tensor with attn_tensor_id i */
     uint64_t binary;
-    /* gradients of a merge's parts that the answer has as bytes after its JSON; [0] has a bit for the dout of each
-     * part, [1] for its dlse */
+    /* for a merge: set of the gradients of its parts (partial results) that the answer has as bytes after its JSON; [0]
+     * has a bit for the dout of each part, [1] for its dlse */
     uint64_t binary_parts[2];
     /* bit mask of outputs that go into memory that client and server share; bit i is attn_tensor_id i */
     uint64_t shared;
@@ -374,8 +375,8 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* Returns tensor `number` of the answer, which may be a gradient of a merge's part. Returns NULL if the answer has no
- * such tensor. The caller provides the memory for the tensor's values. */
+/* Returns tensor `number` of the answer, which may be a gradient of a part (partial result) of a merge. Returns NULL if
+ * the answer has no such tensor. The caller provides the memory for the tensor's values. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
 /* Returns a bound on the tensor numbers of this answer: proto_item_result() returns NULL for this number and all larger
@@ -451,8 +452,8 @@ typedef struct proto_cache {
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
 void proto_cache_clear(proto_cache *cache);
 
-/* Reads the body of KServe's index of models: {"ready": true} asks only for models that are ready. An empty body is
- * read as {}. */
+/* Reads the body of a request for KServe's index of models: {"ready": true} asks only for models that are ready. An
+ * empty body is read as {}. */
 attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_error *err);
 
 /* Reads {"length": n}. *length is -1 if n is neither given nor required. An empty body is read as {}. */
@@ -487,7 +488,7 @@ typedef enum proto_stage {
 } proto_stage;
 extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
-/* how far outputs are from their recomputation in float64 */
+/* how far outputs are from the same outputs computed again in float64 */
 typedef struct proto_verification {
     /* max_abs: largest absolute error of out; relative: max_abs divided by the largest |out| */
     double max_abs, relative;

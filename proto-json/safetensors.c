@@ -1,7 +1,7 @@
 /* safetensors.c: reads and writes bodies in the format of safetensors files. When the header of a body is complete, it
- * is converted to the tree of an equivalent JSON body, which parse.c checks. In this tree, the index of an extracted
- * value replaces data_offsets as the member `data`, and the strings of __metadata__ are options. The tensors' data go
- * directly to the caller's memory, where each tensor begins at a multiple of 64 bytes.
+ * is converted to the tree of an equivalent JSON body, which parse.c checks. In this tree, a tensor has no
+ * data_offsets; its member `data` is the index of an extracted value. The strings of __metadata__ are options in the
+ * tree. The tensors' data go directly to the caller's memory, where each tensor begins at a multiple of 64 bytes.
  *
  * The whole state is in struct reader, so a body gives the same result however it is split. The tensors fill the data
  * without gaps. Memory grows with the data that have arrived, and not with the sizes in the header. */
@@ -207,8 +207,9 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from a string of __metadata__. A string that is not JSON is itself the value, which
- * parse.c refuses with a reason. */
+/* Makes the value of an option, or a number in place of a tensor, from a string of __metadata__. If the option's
+ * value is a word (is_word()) and the string does not begin with a quote, the string is the value. Any other string is
+ * parsed as JSON. If it is not JSON, it becomes the value unchanged, and parse.c refuses it with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;

@@ -97,7 +97,8 @@ struct scan {
     numbers_reader numbers;
     /* index in `extracts` of the array that the reader `numbers` reads, or has read last; NO_EXTRACT: none yet */
     int numbers_extract;
-    uint64_t numbers_begin; /* offset in the body of the '[' of the array that the reader `numbers` reads */
+    /* where the array that `numbers` reads begins: the offset of its '[' from the start of the body */
+    uint64_t numbers_begin;
 };
 
 /* ---- Error messages ---------------------------------------------------------------------------------------------- */

@@ -16,8 +16,9 @@
  *
  * The scanner accepts only strict JSON (RFC 8259): valid UTF-8, no NUL (not even \u0000), no lone surrogates, no byte
  * order mark, nothing after the value. If the text is not JSON, the whole body fails with an error that gives the byte
- * offset. An error inside an extracted value (not base64, not a number) is recorded in its scan_extract, because the
- * other attention problems of the body are computed nevertheless. parse.c interprets the rest. */
+ * offset. An error inside an extracted value (not base64, not a number) does not fail the whole body. It is recorded in
+ * the value's scan_extract, so that the other attention problems of the body are computed nevertheless. parse.c
+ * interprets the rest. */
 #ifndef SCAN_H
 #define SCAN_H
 
@@ -100,8 +101,8 @@ struct scan_room *scan_room(scan *s);
 /* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may
  * move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
-/* Copies the next bytes of a value that the body contains as `size` plain bytes. Takes as many of the `count` bytes as
- * the value still needs. */
+/* The body contains some values as plain bytes; `size` is the number of bytes of this value. Copies the value's next
+ * bytes: as many of the `count` bytes as the value still needs. */
 attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err);
 

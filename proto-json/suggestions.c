@@ -33,7 +33,7 @@
 #define A_WINDOW   "write \"window\": [left, right]"
 #define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
-/* Words for a mask or bias. A decode gives another hint for them than a forward or backward. */
+/* Words for a mask or bias. For these words, a decode gets another hint than a forward or backward. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \

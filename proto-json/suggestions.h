@@ -15,7 +15,7 @@
 #define SUGGESTION_INPUT  "input"  /* place of a word: a member of an input of a KServe request */
 #define SUGGESTION_KSERVE "kserve" /* place of a word: a member of a KServe request */
 #define SUGGESTION_DTYPE  "dtype"  /* place of a word: a dtype; the hint is this server's name of the dtype */
-/* For the value of an option, the parameter `place` of the functions below is the option's name. */
+/* If an unknown word is the value of an option, the parameter `place` of the functions below is the option's name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
  * of these words. Words are separated by spaces, and so are places. A member that the hint names must exist in all
@@ -41,8 +41,8 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 /* Returns whether the dtype says big-endian, as ">f4" does. */
 bool suggestion_big_endian(const char *dtype);
 
-/* Returns a hint for text that is not base64: what it seems to be, and what to do; NULL: not recognised. `head` is the
- * start of the text, up to a few characters of valid base64. `position` is the position of the bad character
+/* Returns a hint for text that is not base64: what it seems to be, and what to do; NULL: not recognised. `head` has
+ * the first few characters of the text, all of them before the bad character `found`. `position` is the position of
  * `found`. */
 const char *suggestion_text(const char *head, uint64_t position, char found);
 

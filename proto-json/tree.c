@@ -22,7 +22,7 @@ struct tree_block {
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-/* the memory that this thread has entered with tree_enter(); NULL before it and after tree_leave() */
+/* the memory from which this thread allocates trees: tree_enter() sets it, and tree_leave() makes it NULL again */
 static _Thread_local struct tree_memory *entered;
 
 static size_t aligned(size_t bytes)

@@ -230,7 +230,8 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    /* Three rows of the table of distances (typing mistakes) between every prefix of `a` and every prefix of `b`. */
+    /* A table has the distance (number of typing mistakes) between each prefix of `a` and each prefix of `b`. These are
+     * three of its rows. */
     int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;

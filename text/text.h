@@ -128,7 +128,7 @@ static inline int text_hex_digit(unsigned char c)
 }
 
 /* Returns how many bytes from `p` to `end` need no escape in a JSON string: printable ASCII other than the quote and
- * the backslash. In `odd`, the top bit of each byte marks a byte that needs one. */
+ * the backslash. A byte of `odd` has its top bit set if the byte at the same place in the text is not one of these. */
 static inline size_t text_plain_run(const char *p, const char *end)
 {
     const char *const begin = p;
@@ -168,8 +168,8 @@ size_t text_cut(const char *text, size_t room);
 
 /* ---- Finding the known name that is nearest to an unknown one ---------------------------------------------------- */
 
-/* A search for the known name that is most similar to an unknown one. Set .unknown first, and .distance to one more
- * than the most typing mistakes allowed. */
+/* A search for the known name that is most similar to an unknown one. Before the search, set .unknown, and set
+ * .distance to the largest number of typing mistakes that is allowed, plus one. */
 struct text_nearest {
     const char *unknown;
     const char *name; /* the most similar name; NULL: none is similar enough */

@@ -52,7 +52,8 @@ struct caller {
     int64_t region_bytes;
 };
 
-/* Makes an account with one reference and without a flow. Returns NULL when out of memory. */
+/* Makes an account with one reference, and without a flow (the record of a client's device time). Returns NULL when out
+ * of memory. */
 struct caller *caller_new(void);
 struct caller *caller_hold(struct caller *caller);
 void caller_release(struct caller *caller);
@@ -66,8 +67,8 @@ void caller_release(struct caller *caller);
 
 bool caller_is_anonymous(const struct caller *caller);
 
-/* Returns how much of `bound` (a limit of the server, such as the bytes of staging memory) this account may use, at
- * least 1. If `caller` is NULL, returns the whole bound. */
+/* `bound` is a limit of the server, such as the bytes of staging memory. Returns how much of it this account may use,
+ * at least 1. If `caller` is NULL, returns the whole bound. */
 int64_t caller_share(const struct caller *caller, int64_t bound);
 
 #endif

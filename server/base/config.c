@@ -341,9 +341,9 @@ static void set_default(struct config *config, const struct config_option *o)
     }
 }
 
-/* Takes the value of an option from the environment or from the command line. If the option is a list, further values
- * are added to it. But the first value from the environment replaces the defaults, and the first value from the command
- * line replaces all values from the environment. */
+/* Takes the value of an option from the environment or from the command line. If the option is a list, the value is
+ * added to the list. But the first value from the environment replaces the defaults, and the first value from the
+ * command line replaces all values from the environment. */
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct config_option *o = &config_options[index];
@@ -578,8 +578,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* Returns the function that prints the text for the first flag such as --help or --version; NULL: there is no such
- * flag. Other arguments may be wrong. */
+/* Looks for the first flag that asks for a text, such as --help or --version, and returns the function that prints the
+ * text. Returns NULL if there is no such flag. Other arguments are not checked here. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

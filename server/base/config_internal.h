@@ -1,8 +1,8 @@
 /* config_internal.h: types and functions that the files of the options share. The public header is config.h.
  *
- *   config.c        reads options from the environment and the command line, and sizes from the machine
+ *   config.c        reads the options from the environment and the command line; asks the machine for memory and cores
  *   config_help.c   prints the options: --help, OPTIONS.md, the man page, completion for bash
- *   config_table.c  the table that both files use, with a row for each option */
+ *   config_table.c  the table that these two files use, with a row for each option */
 #ifndef CONFIG_INTERNAL_H
 #define CONFIG_INTERNAL_H
 

@@ -74,7 +74,8 @@ const char *config_size_hint(const char *value, int64_t min, int64_t max, char h
 {
     static const struct {
         const char *names;
-        /* bytes of the unit; a value with a fraction, such as 1.5, is rounded to a multiple of `step` bytes */
+        /* unit: size of the unit in bytes; step: a value with a fraction, such as 1.5, is rounded to a multiple of this
+         * many bytes */
         int64_t unit, step;
     } units[] = {
         { "b byte bytes", 1, 1 },    { "k kb kib ki", KIB, 1 },          { "m mb mib mi", MIB, KIB },

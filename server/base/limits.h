@@ -1,8 +1,8 @@
 /* limits.h: every limit and time-out of the server that no option sets, with its reason.
  *
  * A limit that an option sets is in the option's row of config_table.c. The limits on the contents of one body are in
- * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the name of the file that enforces it
- * (HTTP: mhd.c). */
+ * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the name of the file that enforces it,
+ * but the limits that begin with HTTP are enforced by mhd.c. */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -43,7 +43,7 @@ enum {
     LISTEN_ACCEPT_BURST = 64,
     /* when a listener stops accepting clients, TCP handshakes that have begun get this time to complete */
     LISTEN_DOOR_MS = 100,
-    /* time to complete TCP handshakes, as LISTEN_DOOR_MS, for a listener that only clients on this machine can reach */
+    /* replaces LISTEN_DOOR_MS for a listener that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* seconds of silence after which the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -68,14 +68,13 @@ enum {
      * --body-timeout-ms. */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* When all connections are in use, the server may close a connection that has shown no access token. This needs the
-     * connection to have spent at least this time on sending the body of a refused request, or on fetching an
-     * answer. */
+    /* When all connections are in use, the server may close one that has shown no access token. If this connection
+     * sends the body of a refused request, or fetches an answer, it must have done so for at least this time. */
     CONNECTION_STRANGER_MS = 1000,
     /* A connection that has shown an access token is closed to make room for another connection only after it has been
      * idle for this long. On a server without tokens this holds for every connection. */
     CONNECTION_BETWEEN_MS = 100,
-    /* if no connection can be closed to make room, the next search for one is this much later */
+    /* if no connection can be closed to make room, the server waits this long before it searches for one again */
     CONNECTION_LOOK_MS = 10,
     /* largest number of connections that were closed to make room, but not yet released by libmicrohttpd */
     CONNECTION_LEAVING = 64,
@@ -91,19 +90,20 @@ enum {
     /* largest number of sockets in lingering close that the main thread reads from before it does other work */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    /* largest number of reads from one socket in a row; each reads LINGER_DROP_BYTES, and all of them 1 MiB */
+    /* largest number of reads from one socket in a row; each reads LINGER_DROP_BYTES, so all of them read 1 MiB */
     LINGER_DROP_PIECES = 64,
-    /* largest number of reads of LINGER_DROP_BYTES, from all sockets together, before the main thread does other work:
-     * 4 MiB */
+    /* largest number of reads from all sockets together before the main thread does other work; each reads
+     * LINGER_DROP_BYTES, so all of them together read 4 MiB */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
 /* ---- HTTP headers and bodies (http/) ----------------------------------------------------------------------------- */
 
 enum {
-    /* Memory that libmicrohttpd gives each connection (quirk 10 in http/mhd_quirks.h). It holds the head of a request,
-     * and half of it takes the bytes of one recv() of the body. More would be slower, because libmicrohttpd clears all
-     * of it between two requests. HTTP_CONNECTION_STEP is added when the head needs more room. */
+    /* Memory that libmicrohttpd gives each connection (quirk 10 in http/mhd_quirks.h). The head of a request lies in
+     * this memory, and half of the memory takes the bytes of one recv() of the body. More memory would be slower,
+     * because libmicrohttpd clears all of it between two requests. HTTP_CONNECTION_STEP is added when the head needs
+     * more room. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections as attnd_connection_bytes in /metrics counts it, without tensors. Each connection counts
@@ -130,8 +130,8 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key; usual ones have a few KB */
     HTTP_PEM_BYTES = 1 << 20,
-    /* The text of a request or of an answer counts towards the limit of staging memory (memory for tensors) if it is
-     * longer than this. Shorter texts are not counted. */
+    /* If the text of a request or of an answer is longer than this, it counts towards the limit of staging memory
+     * (memory for tensors). Shorter texts are not counted. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer id from a client is replaced */
     /* longest wait of a TLS connection for memory; below HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
@@ -185,7 +185,8 @@ enum {
     /* interval at which the main thread examines all connections; a client that leaves during its request is noticed at
      * the second examination at the latest */
     LOOP_SWEEP_MS = 40,
-    /* when most connections have ended, free memory is returned to the system if at least this many were open before */
+    /* When at least three quarters of the connections have ended, free memory is returned to the system. This is done
+     * only if at least this many connections were open before. */
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time for sending the last answers when the server stops */
 
@@ -196,12 +197,12 @@ enum {
      * mask takes 2 ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* If an operation takes the tensor lse (log-sum-exp of each row), a body longer than this is not checked by the
-         * HTTP thread, but by another thread. */
+        /* applies in place of CHECK_LONG_BODY_BYTES if an operation takes the tensor lse (log-sum-exp of each row): a
+         * body longer than this is checked by another thread than the HTTP thread */
     512 << 10,
-    /* Inputs in shared memory are copied to the memory block of the request. If the block already has more bytes than
-     * this, it grows while inputs are added. A block with at most this many bytes, and fewer than the inputs, is
-     * replaced by a larger one before the copy. */
+    /* Inputs in shared memory are copied to the request's memory block. If the block is larger than this, it grows
+     * while inputs are added. If the block is not larger than this, and is smaller than the inputs, it is replaced by a
+     * larger one before the copy. */
     CHECK_COPY_BYTES = 256 << 10,
     /* Verifying results and computing the length of an answer's text are divided into pieces of this duration. Between
      * two pieces, other requests progress. */
@@ -209,8 +210,9 @@ enum {
     /* Largest number of pieces of work that attnd gives to libuv's thread pool at a time. It is the default number of
      * the pool's threads. Further pieces wait in attnd's own queue, in which clients take turns. */
     PIECES_AT_ONCE = 4,
-    /* The comparison of a client's results with exact ones stops this many milliseconds, plus a tenth of the remaining
-     * time, before the request's deadline. */
+    /* The comparison of a client's results with exact ones must end before the request's deadline. The margin is this
+     * many milliseconds, plus a tenth of the time that is left when the comparison starts, but at most half of that
+     * time. */
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* while a thread computes the length of an answer's text, it looks at the clock after this
                             * many numbers */
@@ -247,8 +249,8 @@ enum {
      * of them. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    /* If the caches of two neighbouring rows of a decode share at least this many positions, the device reads the
-     * shared pages once for both rows. Caches share pages if one is a fork of the other. */
+    /* The caches of two rows of a decode share pages if one cache is a fork of the other. If the caches of neighbouring
+     * rows share at least this many positions, the device reads the shared pages once for both rows. */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache is deleted when it has not been used for this time, unless ttl_s is given */
     CACHES_PAGE_SIZE = 128,      /* number of positions in a page of a cache, unless page_size is given */
@@ -256,8 +258,9 @@ enum {
                                   * other page size */
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024, /* largest number of key/value heads of a cache */
-    CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction */
-    /* largest number of page-table entries of one cache transaction; writing them takes a millisecond */
+    CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction (request that uses KV caches) */
+    /* largest number of page-table entries of one cache transaction (request that uses KV caches); writing them takes a
+     * millisecond */
     CACHES_STEP_PAGES = 1 << 20,
     CACHES_LIST = 1000,         /* largest number of caches that one answer of GET /v1/caches lists */
     CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
@@ -283,10 +286,10 @@ enum {
  * fits. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* If a job (the problems of a request) is expected to take PREPARE_CLOSER_S seconds or more, the server estimates its
- * time a second time and reads the FlashMask bounds for that. Rows whose scores exceed the range of float32 take
- * longer. The server searches q, k and v for such rows only if they could make the job take over PREPARE_STRANGE_S
- * seconds, and over PREPARE_STRANGE times as long as expected. */
+/* If a job (the problems of a request) is expected to take PREPARE_CLOSER_S seconds or more, the server makes a second
+ * estimate, for which it reads the FlashMask bounds. Rows whose scores exceed the range of float32 take longer. The
+ * server searches q, k and v for such rows only if they could make the job take over PREPARE_STRANGE_S seconds, and
+ * over PREPARE_STRANGE times as long as expected. */
 #define PREPARE_CLOSER_S 0.05
 /* The longest time in seconds that comparing a client's results with exact ones may add to the estimated time of a
  * problem. If comparing all rows would take longer, fewer rows are compared. */
@@ -294,16 +297,17 @@ enum {
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
 
-/* Largest work of the option `verify` (which checks rows of `out`) for all problems of one body, in multiply-adds; they
- * take about a second. Each verified row takes Sk * (D + Dv) multiply-adds, and each head that has a verified row takes
- * the same number once more. K and V of one head are kept as doubles, and together may have at most
- * VERIFY_MAX_HEAD_ELEMENTS numbers. */
+/* Largest work of the option `verify` (which checks rows of `out`) for all problems of one body together, in
+ * multiply-adds. This work takes about a second. Each verified row takes Sk * (D + Dv) multiply-adds, and each head
+ * that has a verified row takes the same number once more. K and V of one head are kept as doubles, and together may
+ * have at most VERIFY_MAX_HEAD_ELEMENTS numbers. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body; they take 30 ms. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
-/* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
- * bound, a small body whose tensors have head size 1 could keep an HTTP thread busy for 30 ms. */
+/* Largest number of multiply-adds, for each byte of a body, that the server spends to check the body's lse (log-sum-exp
+ * of each row). Without this bound, a small body whose tensors have head size 1 could keep an HTTP thread busy for 30
+ * ms. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
@@ -318,7 +322,8 @@ enum {
      * this long. */
     DEVICE_GUEST_AFTER_NS = 20000000,
     /* A guest is a batch of a client with no other batch on the device. If the running batches belong to several
-     * clients, a guest waits until the oldest of them has run for this many times the guest's expected time. */
+     * clients, the guest waits for the oldest of them: it must have run for this many times the guest's expected
+     * time. */
     DEVICE_GUEST_FACTOR = 2,
     /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
      * have */
@@ -351,8 +356,8 @@ enum {
     /* When an HTTP thread runs a problem on a GPU, it polls for the problem's end for at most this time. After that, a
      * thread of the device waits for the GPU instead. */
     INLINE_WAIT_NS = 500000,
-    /* An HTTP thread polls at most this long until its cache transaction on a GPU ends. It may poll longer than
-     * INLINE_WAIT_NS, because the transaction has the GPU to itself. */
+    /* An HTTP thread polls at most this long until its cache transaction (request that uses KV caches) on a GPU ends.
+     * It may poll longer than INLINE_WAIT_NS, because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
     /* A thread that waits for its work on a GPU polls a word in host memory that the GPU writes. Once in this interval
      * it also calls the driver, which reports errors. */
@@ -380,8 +385,8 @@ enum {
 /* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU, if all tensors are in the
  * GPU's memory already. A problem of this size takes some 400 us on a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
-/* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread. An H200 reads this
- * many bytes in 1.5 ms. */
+/* Largest number of bytes of keys and values that a cache transaction (request that uses KV caches) may read on an HTTP
+ * thread. An H200 reads this many bytes in 1.5 ms. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The watchdog expects this many floating-point operations per second of any device. A batch may take --watchdog-ms
  * longer than its operations take at this rate. The slowest kernels (float32) reach 34e12 operations per second on an
@@ -437,8 +442,9 @@ enum {
         /* smallest tensor in bytes that a device copies from shared memory itself; drivers let the CPU copy smaller
          * ones */
     256 << 10,
-    /* The server waits for this time before and after it reads the modification time of a shared file. Every later
-     * write then gives the file a different time. Modification times are precise to a fifth of this time or better. */
+    /* The server waits this long before and after it reads the modification time of a shared file. Every later write
+     * then gives the file a different modification time. Modification times are precise to a fifth of this duration or
+     * better. */
     REGIONS_QUIET_MS = 50,
     /* time between a change of a shared memory object and the next attempt to pin it (to lock its pages in memory) */
     REGIONS_PIN_AGAIN_MS = 1000,

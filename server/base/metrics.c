@@ -1,7 +1,7 @@
 /* metrics.c: counters, gauges and histograms, and the page /metrics that shows them.
  *
- * Each metric is a row of METRIC_MAP with a small hash table of series, one for each set of label values. A slot of the
- * table changes only once, from NULL to a complete series (release store, under the mutex). A thread finds a series
+ * Each metric is a row of METRIC_MAP. It has a small hash table with one series for each set of label values. A slot of
+ * the table changes only once, from NULL to a complete series (release store, under the mutex). A thread finds a series
  * without a lock (acquire load), and updates it with relaxed atomics. The page does not show all numbers at the same
  * moment, but a histogram's count on the page is the sum of its buckets. */
 #include "server/base/metrics.h"

@@ -95,8 +95,8 @@ bool peer_is_trusted(const char *const *networks, int count, const char *address
     return false;
 }
 
-/* Reads one entry of X-Forwarded-For without its white space, brackets and port, such as "10.0.0.1:80" or "[::1]:80".
- * Returns false if it is no address. */
+/* Reads the address in one entry of X-Forwarded-For, such as "10.0.0.1:80" or "[::1]:80". White space, brackets and
+ * port are left out. Returns false if there is no address. */
 static bool read_entry(const char *at, const char *end, char text[PEER_BYTES])
 {
     char entry[ENTRY_BYTES];

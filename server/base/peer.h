@@ -1,8 +1,8 @@
 /* peer.h: the addresses of clients as the log shows them, and the addresses that proxies forward.
  *
- * An address is a text here: "10.0.0.1", "2001:db8::1" (as inet_ntop() writes it, but an IPv4 address mapped into IPv6
- * is written as IPv4), or "unix" for a unix socket. The text is never copied from a client: an address that a proxy
- * forwards is parsed, and then written by inet_ntop(). */
+ * In this header an address is a text: "10.0.0.1", "2001:db8::1" (as inet_ntop() writes it, but an IPv4 address mapped
+ * into IPv6 is written as IPv4), or "unix" for a unix socket. The text is never copied from a client: an address that a
+ * proxy forwards is parsed, and then written by inet_ntop(). */
 #ifndef PEER_H
 #define PEER_H
 

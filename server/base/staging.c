@@ -35,8 +35,8 @@ enum {
     SMALLEST_LOG2 = 14, /* log2 of the size of the smallest block, 16 KiB */
     LARGEST_LOG2 = 46,
     STEPS = 8,
-    /* Largest number of warm blocks (released, but kept for later requests) of a size class that are examined to find a
-     * block that this core released. */
+    /* To find a warm block (released, but kept for later requests) that this core released, the pool examines at most
+     * this many warm blocks of a size class. */
     LOOK = 16,
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
@@ -211,8 +211,9 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* Returns the size of the block for a request of `bytes` bytes. It is the size of the smallest class that holds them,
- * but at most the share of the pool that the account may use. Returns 0 if `bytes` exceeds that share. */
+/* Returns the size of the block that is leased to a request of `bytes` bytes. This is the size of the smallest class of
+ * blocks with room for them, or the account's share of the pool if that is less. Returns 0 if `bytes` exceeds that
+ * share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {

@@ -1,8 +1,9 @@
 /* unpack.c: unpacks compressed bodies with zlib's inflate(); see unpack.h.
  *
- * A body is unpacked to at most limit_bytes. A body that unpacks to more than UNPACK_FREE_BYTES may also have at most
- * UNPACK_RATIO times the bytes that have arrived. This limit exists because one byte of deflate data can become a
- * thousand bytes. Error texts do not depend on how the body was split into pieces, so they have no positions. */
+ * A body is unpacked to at most limit_bytes. If it unpacks to more than UNPACK_FREE_BYTES, its unpacked size must also
+ * be at most UNPACK_RATIO times the bytes that have arrived. This limit exists because one byte of deflate data can
+ * become a thousand bytes. Error texts do not depend on how the body was split into pieces, so they have no
+ * positions. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>
@@ -129,7 +130,8 @@ static attn_status trailing(struct unpacker *u, char next)
                      u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
 }
 
-/* Returns how many of `size` unpacked bytes the limits allow. Sets u->error if these are not all bytes. */
+/* Returns `size`, the number of new unpacked bytes, without those beyond limit_bytes. Sets u->error if the unpacked
+ * body exceeds limit_bytes or UNPACK_RATIO. */
 static size_t within_limits(struct unpacker *u, size_t size)
 {
     if (u->out_bytes > u->limit_bytes) {

@@ -34,11 +34,11 @@ struct unpacker;
 struct unpacker *unpack_new(enum unpack_coding coding, uint64_t limit_bytes);
 void unpack_free(struct unpacker *unpacker);
 
-/* Unpacks some of the *count bytes at *bytes, and moves both past the bytes it has used. *piece points to the result,
- * *size bytes (at most UNPACK_PIECE_BYTES, limits.h), which stay valid until the next call. Output that precedes a
- * fault is returned first. The next call returns the fault, and so does every later call. The output and the fault do
- * not depend on how the body is split between calls. Errors: INVALID (the data is no valid stream, or continues after
- * the end of the stream), TOO_LARGE. */
+/* Unpacks some of the *count bytes at *bytes. *bytes becomes the address of the first byte that was not used, and
+ * *count the number of bytes from there on. *piece points to the result, *size bytes (at most UNPACK_PIECE_BYTES,
+ * limits.h), which stay valid until the next call. Output that precedes a fault is returned first. The next call
+ * returns the fault, and so does every later call. The output and the fault do not depend on how the body is split
+ * between calls. Errors: INVALID (the data is no valid stream, or continues after the end of the stream), TOO_LARGE. */
 attn_status unpack_next(struct unpacker *unpacker, const char **bytes, size_t *count, const char **piece, size_t *size,
                         attn_error *err);
 /* Checks that the stream is complete. Returns INVALID if it is not. An empty body is no error here; the caller must

@@ -58,9 +58,9 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* If the request's block of staging memory (memory for tensors) is small and too short for the inputs in shared memory,
- * leases a longer block, to which they are copied. The new block has a third more room, for outputs. If no block can be
- * leased now, the request's block grows later. */
+/* Leases a longer block if the request's block of staging memory (memory for tensors) is small, and too short for the
+ * inputs in shared memory. These inputs are then copied to the new block, which has a third more room, for outputs. If
+ * no block can be leased now, the request's block grows later. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -181,8 +181,9 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double half_s = (left_s < server->config->max_seconds ? left_s : server->config->max_seconds) / 2;
-    /* A device would compute the exact results of all rows. If that took more than half of the time that is left, or of
-     * --max-seconds, the CPU computes exact results instead, but only of some rows (kernels/judge/judge.h). */
+    /* A device would compute the exact results of all rows. If this would take more than half of the time that is left,
+     * or more than half of --max-seconds, the CPU computes exact results instead. It does so for only some rows
+     * (kernels/judge/judge.h). */
     if (job->wants_judge && job->truth_seconds > half_s) verify_drop_checks(job);
     const double least_s = devices_least_seconds(server->devices, job) / cut_most_parts(server->devices, job);
     result->failed = true;

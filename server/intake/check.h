@@ -1,8 +1,8 @@
 /* check.h: checks a complete request body. Refuses it, or turns it into a job that a device can run.
  *
  * A check takes up to 40 ms for 1024 problems, or 200 ms for a mask of a gigabyte. The HTTP thread that received a
- * small body checks it. Large bodies are checked by libuv's threads on behalf of the main thread (state CHECKING). The
- * check of a large body, or of tensors in shared memory, is divided into pieces of work, which alternate with the
+ * small body checks it. Large bodies are checked by libuv's threads on behalf of the main thread (state CHECKING). If a
+ * body is large, or has tensors in shared memory, its check is divided into pieces of work. These alternate with the
  * pieces of other requests. */
 #ifndef CHECK_H
 #define CHECK_H
@@ -20,7 +20,8 @@ struct check_result {
 };
 
 /* Finds the registered shared memory that the body refers to, and takes references to it. The HTTP thread calls this
- * before the other functions of this header. If this fails, it marks the request as failed and returns false. */
+ * before the other functions of this header. On failure, this function marks the request as failed and returns
+ * false. */
 bool check_shared(struct request *request);
 /* True if the check takes some milliseconds or more, which is too long for an HTTP thread. */
 bool check_takes_long(const struct request *request);

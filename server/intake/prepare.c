@@ -25,7 +25,7 @@
 #include "server/work/transaction.h"
 #include "server/intake/verify.h"
 
-enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: in bytes, of copies within a device */ };
+enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: byte alignment of copies within a device's memory */ };
 
 /* Returns output number `number` of one item (a problem of the body), or NULL if this output needs no memory. A forward
  * with `save` needs memory for outputs that the answer does not contain. */
@@ -242,8 +242,8 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
 }
 
 /* Returns how many bytes of device memory a job needs for the scratch memory of kernels (`workspace`) and for exact
- * outputs in float64. Items (problems) are verified one after the other, so only the largest exact output counts. The
- * exact results of a check of a client's results lie in the memory of the outputs, and do not count. */
+ * outputs in float64. Items (problems) are verified one after the other, so only the largest exact output counts. Exact
+ * results for comparison with a client's results lie in the memory of the outputs, and do not count. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -304,10 +304,10 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Decides whether a device computes the exact results (float64) for a check of a client's results, and adds the check's
- * cost to the job. Returns the size in bytes of these exact results, which lie in the memory of the outputs; 0: no
- * device computes them. The comparison on the CPU costs at most PREPARE_JUDGE_S, because it checks only some rows if
- * time is short. */
+/* In a check request, the client's results are compared with exact ones (float64). Decides whether a device computes
+ * the exact results, and adds the check's cost to the job. Returns the size in bytes of these exact results, which lie
+ * in the memory of the outputs; 0: no device computes them. The comparison on the CPU costs at most PREPARE_JUDGE_S,
+ * because it checks only some rows if time is short. */
 static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
     const size_t bytes = verify_prepare_check(job, index, can);

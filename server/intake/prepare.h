@@ -7,8 +7,8 @@
 /* Does all work between decoding and queueing: finds the contexts (saved forwards) that the job uses, allocates memory
  * for outputs, chooses the kernels, and estimates the work. If item i (a problem of the body) fails, its error is in
  * call->items[i].error. For a body with one problem, prepare_job() also returns this error. Errors of the whole job:
- * BUSY (there is no memory for the outputs now), TOO_LARGE (the job needs more memory than `largest`, the device with
- * the most memory, can ever give it). */
+ * BUSY (there is no memory for the outputs now), TOO_LARGE (the device with the most memory, `largest`, can never
+ * give the job the memory that it needs). */
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                         attn_error *err);
 

@@ -8,7 +8,7 @@
 
 #include "server/regions/regions.h"
 
-/* alignment in bytes of each exact result (in float64) that a device computes for a check */
+/* alignment in bytes of each exact result (in float64) that a device computes to check a client's results */
 enum { VERIFY_ALIGNMENT = 64 };
 
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err)
@@ -46,8 +46,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     return ATTN_OK;
 }
 
-/* Determines the time and the memory in which a device computes the exact outputs (float64) of an item (problem).
- * Returns false if devices cannot, or if there is nothing to compute. */
+/* Determines how much time and memory a device needs to compute the exact outputs (float64) of an item (problem).
+ * Returns false if devices cannot compute them, or if there is nothing to compute. */
 static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
 {
     const attn_problem *const p = &item->problem;
@@ -90,8 +90,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns the bytes of the exact values (float64) of one result, rounded up to the alignment; 0 if they are not
- * wanted. */
+/* Returns the size in bytes of the exact values (float64) of one result, rounded up to the alignment; 0 if the exact
+ * values are not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;
@@ -172,8 +172,8 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
     if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
-    /* The server itself computed the lse of a context (saved forward), so it needs no check. The keys of a cache
-     * transaction are unknown until it begins, so its lse cannot be checked here. */
+    /* The server itself computed the lse of a context (saved forward), so that lse needs no check. The keys of a cache
+     * transaction (request that uses KV caches) are unknown until it begins, so its lse cannot be checked here. */
     if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);

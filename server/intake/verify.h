@@ -1,6 +1,6 @@
-/* verify.h: two checks in float64. The first checks the lse that a client gives with a backward or an observe. The
- * second serves the member `verify` of a body: it recomputes rows of a forward's `out` after the kernel, and the answer
- * reports their errors.
+/* verify.h: two checks in float64. The first checks the lse that a client gives with a backward or an observe
+ * (statistics of probabilities). The second serves the member `verify` of a body: it recomputes rows of a forward's
+ * `out` after the kernel, and the answer reports their errors.
  *
  * If a device recomputes rows, it recomputes all of them (device/truth.c). Otherwise the CPU recomputes rows in pieces,
  * on libuv's threads (sched/finish.h), and its work is bounded. A device may also compute the exact results with which
@@ -30,8 +30,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
  * computes them itself, but only for some rows if the problem is large. The result is 0 if devices do not compute exact
  * results, if only a GPU can read the tensors, or if judge_wants() returns 0. */
 size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
-/* Sets the addresses of the exact results of the body's checks. They lie in the memory of the outputs, from *at on; *at
- * becomes the end of these results. */
+/* Sets the addresses of the exact results with which the client's results are compared. They lie in the memory of the
+ * outputs, from *at on; *at becomes the end of these results. */
 void verify_place_checks(struct job *job, char **at);
 /* Makes the judge on the CPU (kernels/judge/judge.h), and no device, compute the exact results for all checks of the
  * body. Call this before the job is queued. */
@@ -42,9 +42,10 @@ void verify_drop_checks(struct job *job);
  * for this item. */
 bool verify_found_truth(const struct job *job, int index, proto_verification *verification);
 
-/* Checks the lse that the client gives with a backward or an observe, before the request runs. INVALID: this lse cannot
- * belong to the scores (attn_check_lse()). If only a device can read q or k, this function only chooses some rows
- * (job->lse). The device then computes the lse of these rows, and verify_found_lse() compares the given lse with it. */
+/* Checks the lse that the client gives with a backward or an observe (statistics of probabilities), before the request
+ * runs. INVALID: this lse cannot belong to the scores (attn_check_lse()). If only a device can read q or k, this
+ * function only chooses some rows (job->lse). The device then computes the lse of these rows, and verify_found_lse()
+ * compares the given lse with it. */
 attn_status verify_lse(struct job *job, int index, attn_error *err);
 attn_status verify_found_lse(const struct job *job, attn_error *err);
 

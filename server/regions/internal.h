@@ -33,7 +33,8 @@ struct region {
     /* The pages of the region that a driver holds for devices; NULL: none. The table's lock protects the members from
      * here to `after`. */
     struct pin *pin;
-    /* modification time of the object while clients had not modified it; a different time shows that a client has */
+    /* the object's modification time when no client had modified it; if the object has another time now, a client has
+     * modified it */
     struct timespec seen;
     int writing; /* number of the server's running writes to the region */
     /* Whether the object was unmodified by clients when the server began to write to it. */

@@ -1,5 +1,5 @@
-/* regions.h: regions, which are memory that clients have registered, so that tensors need not go through the socket
- * (Triton's shared memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
+/* regions.h: regions, which are memory that clients have registered (Triton's shared memory extensions; --allow-shm,
+ * --allow-cuda-shm). Tensors in regions need not go through the socket. Thread-safe.
  *
  * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
  * A region belongs to the access token whose client registered it. A region holds a descriptor of the object, or the
@@ -115,8 +115,9 @@ struct region_use {
     char *in_place;
     /* address in pages that a driver holds (pinned) and a device copies; NULL: the CPU copies */
     char *pinned;
-    struct pin *pin; /* the pin (held pages) of `pinned`; this struct holds a reference to it */
-    void *mirror;    /* device memory with a copy of the region while a batch runs; only the device's thread uses it */
+    /* the pin (pages that a driver holds) to which the pages at `pinned` belong; this struct holds a reference to it */
+    struct pin *pin;
+    void *mirror; /* device memory with a copy of the region while a batch runs; only the device's thread uses it */
 };
 
 /* All tensors of a request that lie in regions (memory that clients registered). The request owns the list first, and
@@ -140,13 +141,13 @@ struct region_uses {
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses);
-/* Removes the inputs that the CPU has copied; those in pinned pages or in a GPU's memory stay. *uses may be NULL, and
- * becomes NULL if the list is empty. */
+/* Removes from the list the inputs that the CPU has copied. Inputs in pinned pages or in a GPU's memory stay in it.
+ * *uses may be NULL, and becomes NULL if the list is empty. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
 /* Sets the addresses to which inputs are copied: the input of list element i is copied to shared[i].to. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
-/* Returns the bytes of all inputs that the CPU or a device copies. */
+/* Returns the total size in bytes of all inputs that the CPU or a device copies. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
 {
     uint64_t bytes = (uint64_t)uses->input_bytes;

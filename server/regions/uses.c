@@ -244,8 +244,8 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
 
 /* ---- Reading inputs from regions, and writing outputs to them ---------------------------------------------------- */
 
-/* Makes the error for a shared memory object that is shorter than at its registration (`error` is 0), or for an errno
- * value. */
+/* Makes an error about a region's shared memory object. If `error` is 0, the object is shorter than at its
+ * registration. Otherwise `error` is an errno value. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
