@@ -1007,8 +1007,8 @@ void attn_stream_heed(attn_stream *stream, const int *cancel);
  * threads, however many streams each owner has. NULL counts as an owner like any other. Call it from the stream's
  * thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
-/* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a
- * device that is not unified (a GPU) it returns 0; use attn_stream_elapsed_us() there. Call it from the stream's thread. */
+/* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that
+ * is not unified (a GPU) it returns 0; use attn_stream_elapsed_us() there. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
