@@ -353,7 +353,8 @@ def run(tally, seconds):
                 return
             mix = Mix(server)
             time.sleep(seconds)
-            # starts these requests only here, because the device's failure must lie inside the queries' window
+            # requests to the server whose device fails begin only now, because the windows of the queries must contain
+            # the failure
             mix.also(failing)
             prometheus.at = prometheus.moment()
             if not tally.check('Prometheus sees both attnd, and the failure of a device', bool(prometheus.at)):

@@ -86,7 +86,7 @@ def test_gradients_that_cancel_are_held_to_the_roundings_of_what_was_added(serve
 
 
 def test_an_lse_is_held_to_the_roundings_of_products_that_are_added_one_after_the_other(server):
-    """With D = 256 and scores of 255, a right lse may be wrong by 3.6e-4."""
+    """With D = 256 and scores of 255, rounding errors may change the lse of a right kernel by 3.6e-4."""
     assert differential.check(differential.Case(201, 4095), differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 

@@ -566,8 +566,8 @@ class Round:
 
 
 def bodies_of(log):
-    """Returns the bodies that a lenient HTTP reader may find in these bytes. Such a reader may take the bytes behind
-    each head with every length that a head names, or decode them from chunks."""
+    """Yields the bodies that a lenient HTTP reader may find in these bytes. Behind the end of a head, such a reader may
+    take as many bytes as any Content-Length in `log` says, or decode chunks."""
     for match in re.finditer(rb'\r?\n\r?\n', log):
         rest = log[match.end():]
         for length in set(re.findall(rb'(?i)content-length[ \t]*:[ \t]*(\d+)', log)):

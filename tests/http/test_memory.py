@@ -184,8 +184,9 @@ def decode_body(cache, rng):
 
 @pytest.mark.parametrize('what', ['decode', 'numbers', 'append', 'create', 'fork', 'truncate'])
 def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
-    """In each turn another allocation of the operation fails. The answer must be 503 and nothing has changed, or the
-    operation is done. It may be done although its answer was lost, because the server closed the connection."""
+    """In each turn another allocation of the operation fails. Either the answer must be 503 and nothing may have
+    changed, or the operation must have taken effect. An operation may take effect without an answer, if the server
+    closes the connection."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--kv-bytes', '16M', '--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
