@@ -1,8 +1,8 @@
 """Runs a real Prometheus against a real attnd, with the files of deploy/prometheus and deploy/grafana: observability.py
 [--seconds 12]
 
-  rules       promtool finds prometheus.yml and alerts.yml valid; alerts_test.yml passes, where each alert fires and is
-              silent
+  rules       promtool finds prometheus.yml and alerts.yml valid; alerts_test.yml passes. It has two cases for each
+              alert: in one the alert must fire, in the other it must be silent
   scrape      Prometheus finds attnd up, and evaluates all rules without an error
   dashboard   every query of every panel and variable has data after a mix of requests: some are good, and others are
               refused for each reason that a client can cause. The values are printed. Panels of dcgm-exporter need a

@@ -267,8 +267,8 @@ class Case:
         return ''
 
     def mask_of_lowest(self, p, shape, Sk):
-        """Adds a bias like a 4-D mask of Hugging Face: finfo.min hides later keys, and the padding on the left. Queries
-        that are padding themselves see only such keys."""
+        """Adds a bias like a 4-D mask of Hugging Face: finfo.min hides later keys, and the keys of the padding on the
+        left. If a query is padding itself, the bias hides every key that the other masks let it see."""
         r, (B, Sq) = self.more, shape[:2]
         kind = self.dtype if self.dtype != 'float8_e4m3fn' and r.random() < 0.5 else 'float32'
         lowest = {'float16': LOWEST[2], 'bfloat16': LOWEST[1]}.get(kind) or LOWEST[int(r.integers(3))]

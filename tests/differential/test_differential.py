@@ -128,11 +128,13 @@ def test_the_bound_of_gradients_is_neither_passed_by_a_plain_kernel_nor_far_abov
         bound = bounds.of_gradients(p, case.dtype, case.out_dtype, case.give, case.exact)
         for name in got:
             error = np.abs(got[name] - want[name])
-            # allows for probabilities below float16's normal numbers, whose relative rounding error is larger
+            # This term allows for probabilities below float16's normal numbers. Their relative rounding error is
+            # larger.
             least = 1e-6 * np.abs(want[name]).max()
             assert (error <= bound[name] + least).all(), (number, name)
             nearest.setdefault((case.dtype, name), []).append(float((error / np.maximum(bound[name], 1e-30)).max()))
-    # float32 is left out: most of its bound allows for rounded products, which this simple kernel does not round.
+    # float32 is left out. Most of its bound allows for the rounding of products, and this simple kernel does not round
+    # products.
     assert len(nearest) == 9 and all(np.median(ratios) > 0.15 for of, ratios in nearest.items() if of[0] != 'float32'), nearest
 
 

@@ -159,7 +159,8 @@ def asked(server, name):
 
 
 def assert_by_queries(got, want):
-    """out, lse and dq have the bits of one device; dk and dv are right within the rounding of their dtype."""
+    """Checks that out, lse and dq have the same bits as from one device, and that dk and dv are right within the
+    rounding of their dtype."""
     for name in want:
         if name not in SUMS:
             assert got[name] == want[name], name

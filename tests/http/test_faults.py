@@ -91,7 +91,7 @@ def test_saved_contexts_and_envelopes_reach_a_device_with_memory_of_its_own(fake
 
 
 def test_a_small_request_runs_where_it_was_received(fake, right):
-    # this device copies nothing, so the failing copy of the script never happens
+    # the script lets a copy fail, but this device never copies anything
     server = fake('copy.err=700', reads_staging=True)
     for _ in range(3):
         answer = server.post(FORWARD, wire.small_bytes())

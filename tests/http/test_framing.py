@@ -155,7 +155,7 @@ def test_row(server, sent, statuses, next_is_served):
             answer = reader.answer(method)
         status = answer and answer.status
         assert status in statuses, f'{status}, expected one of {statuses}: {answer}'
-        # libmicrohttpd itself answers HTTP/2 with 505, all other errors are problem documents
+        # libmicrohttpd itself answers HTTP/2 with 505; the answers of all other errors are problem documents
         if status is not None and status >= 400 and status != 505:
             assert answer.headers['content-type'] == 'application/problem+json', answer
             problem = answer.json()

@@ -244,7 +244,7 @@ def test_a_post_that_changes_nothing_is_answered_503_for_want_of_memory(serve, t
 
 def test_an_error_for_want_of_memory_has_used_no_context_up(serve, tmp_path):
     """In each turn another allocation of a backward fails, or of a forward that saves a context. After a 503 the
-    context must still be usable. There must be no context whose id no client got."""
+    context must still be usable. For each context that exists, a client must have got the id."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))

@@ -247,7 +247,7 @@ def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
         after = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]
         assert after == [counts[0] + 2, counts[1] + 2, counts[2] + 3.5 * 4 * 64 * 64 * 32 * 2]
     assert service.eventually(lambda: server.get('/v1/info').json()['devices'][0]['running_requests'] == 0)
-    # Both problems are too large for this. The first has many heads (in 129 batch rows), and the second many scores. A
-    # head size of 1 is padded.
+    # The HTTP thread does not compute these two problems, because they are not small. The first has many heads (in 129
+    # batch rows), and the second many scores. A head size of 1 is padded.
     for what in ({'B': 129, 'Sq': 1, 'D': 1}, {'Sq': 300, 'D': 1, 'H': 1}):
         assert server.post(FORWARD, wire.random_problem(np.random.default_rng(3), **{'H': 1, **what})[0]).json()['timing_us']['queue'] > 0, what
