@@ -1,9 +1,10 @@
 #!/bin/sh
 # Tests the code for arm64 on another machine. Debian's cross compiler builds it against the packages that
 # tests/setup.sh has unpacked into build/tools/arm64. QEMU's user-mode emulator, which has every instruction, runs it.
-# The script runs the unit tests of the kernels (without those that take QEMU minutes), of proto-json, and of what
-# threads share. It also runs the fuzz targets on their corpus, and the conformance cases of one seed over HTTP. The
-# tests take three minutes on two cores. QEMU's speed says nothing about the speed of a processor.
+# The script runs the unit tests of the kernels (without those that take QEMU minutes), of proto-json, and of the
+# server's code that several threads share. It also runs the fuzz targets on their corpus, and the conformance cases of
+# one seed over HTTP. The tests take three minutes on two cores. QEMU's speed says nothing about the speed of a
+# processor.
 #
 #   tests/arm64.sh              all of these tests
 #   tests/arm64.sh attnd ...    builds attnd and runs it with these arguments, without tests

@@ -313,8 +313,8 @@ class Server:
 
     def inflight(self):
         """Returns the number of requests that hold a slot (a place among the requests that the server allows). A
-        request whose answer is being sent holds none. The request for /metrics itself counts as one. All states come
-        from one answer of /metrics, because they change meanwhile."""
+        request whose answer is being sent holds none. The request for /metrics itself counts as one. The numbers of all
+        states are from one answer of /metrics, because they would change between two answers."""
         states = {series: n for series, n in self.metrics().items() if series.startswith('attnd_inflight_requests{')}
         return sum(states.values()) - states['attnd_inflight_requests{state="answering"}']
 
@@ -339,11 +339,11 @@ class Probe:
     check() therefore subtracts twice the control, and compares the rest with 100 ms (times ATTND_SLOWER). On an idle
     machine the control is a few milliseconds.
 
-    The control does not show delays in the middle of a request. So two times are first subtracted from the time of each
-    request: the time in which the probe was ready to run but had no core, and the same time of the server's thread that
-    lacked a core longest. The system reports both times. `unexplained` is the longest rest. If a thread waits for
-    another thread of the server, it is not ready to run. If a thread makes another one wait, it has a core. Such delays
-    are the server's own, and are not subtracted."""
+    The control does not show delays in the middle of a request. The system reports for how long a thread was ready to
+    run but had no core. Two such times are first subtracted from the time of each request: that of the probe, and that
+    of the server's thread for which it is longest. `unexplained` is the longest rest. If a thread waits for another
+    thread of the server, it is not ready to run. If a thread makes another one wait, it has a core. Such delays are the
+    server's own, and are not subtracted."""
     BOUND = 0.1
     HOPS = 2
 

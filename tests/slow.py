@@ -2,9 +2,9 @@
 shutdown use them.
 
 A server estimates how long a request takes, and refuses it at once if the estimate is beyond the deadline. The estimate
-is a third of the time that the fastest core ever measured needs. It ignores a softcap, which doubles the time. If a
-deadline is at least a quarter of the computing time, the server therefore never refuses the request at once, on any
-machine. It computes the request until a timer ends it at the deadline."""
+is a third of the time that the request takes on the fastest core that was ever measured. It ignores a softcap, which
+doubles the time. If a deadline is at least a quarter of the computing time, the server therefore never refuses the
+request at once, on any machine. It computes the request until a timer ends it at the deadline."""
 import json
 
 import numpy as np

@@ -47,7 +47,7 @@ def raw(x, dtype):
 
 
 def rounded(x, dtype):
-    """Returns the values as the dtype holds them, as float64."""
+    """Rounds the values to the dtype, and returns them as float64."""
     if dtype == 'bfloat16':
         return bf16_value(bf16_bits(x)).reshape(np.shape(x)).astype(np.float64)
     if dtype == 'float8_e4m3fn':

@@ -6,8 +6,8 @@
 
 Puts random tensors into memory of the first GPU, lets the server write the results behind them, and compares these with
 softmax(q k^T / sqrt(D)) v computed here. Copy `Region` into your program: it uses CUDA's runtime by ctypes, and
-Triton's cuda_shared_memory extension by http.client. Tensors of PyTorch or CuPy are copied into it within the GPU
-(cudaMemcpy); synchronize their stream before you send the request."""
+Triton's cuda_shared_memory extension by http.client. Tensors of PyTorch or CuPy are copied into the region within the
+GPU (cudaMemcpy); synchronize their stream before you send the request."""
 import base64
 import ctypes
 import http.client
@@ -18,7 +18,8 @@ from math import prod
 import numpy as np
 
 DATATYPE = {'float16': 'FP16', 'float32': 'FP32'}  # bfloat16 would be BF16, but NumPy has no bfloat16
-# smallest allocation: CUDA shares whole blocks of 2 MiB, in which smaller allocations may lie side by side
+# The smallest allocation in bytes. CUDA shares whole blocks of 2 MiB, and one block may hold several smaller
+# allocations.
 LEAST = 2 << 20
 
 

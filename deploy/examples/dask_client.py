@@ -7,9 +7,9 @@ variable DASK_SCHEDULER_ADDRESS names a cluster.
 
 Dask repeats a step that ended with an exception, up to `retries` times. The repeated step takes the next server that is
 ready. If a worker dies, Dask repeats the step that the worker was computing, and the steps whose results the worker
-held for later steps. `retries` does not limit these repetitions. Tensors that client.scatter() has put on a worker are
-lost with it. Tensors are therefore arguments of steps, or results of steps. Dask does not tell exceptions apart, so it
-also repeats a request that the server refused."""
+held for later steps. `retries` does not limit these repetitions. If client.scatter() has put tensors on a worker, they
+are lost with that worker. Therefore tensors here are arguments of steps, or results of steps. Dask does not tell
+exceptions apart, so it also repeats a request that the server refused."""
 import functools
 import os
 import sys

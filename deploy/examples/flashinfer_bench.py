@@ -109,7 +109,7 @@ def pages(x):
     table = np.zeros((len(count), max(int(count.max(initial=0)), 1)), np.int32)
     table[np.arange(table.shape[1]) < count[:, None]] = indices[:starts[-1]]
     size = x['k'][1].shape[1]
-    # a page of one token is always full, so such definitions have no kv_last_page_len
+    # a page of one token is always full, so definitions with pages of one token have no kv_last_page_len
     last = x['kv_last_page_len'][1] if 'kv_last_page_len' in x else size
     return ('I32', table), ('I32', np.where(count > 0, (count - 1) * size + last, 0).astype(np.int32))
 
@@ -176,7 +176,7 @@ def run(root, name, uuid, saved, url):
     for w in answer['where']:
         print(f'  where: {w["tensor"]}, {w["what"]}')
     for e in answer['explanations']:
-        # an explanation is one mistake, or two mistakes together
+        # an explanation names one mistake, or two mistakes that the kernel makes together
         codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)
         print(f'  because ({codes}): {e["detail"]}\n  to fix: {e["fix"]}')
     return answer['verdict'] != 'mismatch'

@@ -18,8 +18,8 @@ post() {
     esac
 }
 
-# Sends a forward of one query over this key and value. Prints the beginning of the answer, up to the member with its
-# sizes; this beginning is a part of the merge's request.
+# Sends a forward of one query over the key $1 with the value $2. Prints the answer without `sizes` and the members
+# after it. The merge's request needs the answer in this form.
 part() {
     answer=$(post forward '{"q": {"shape": [1, 1, 1, 1], "dtype": "float32", "data": [1]},
         "k": {"shape": [1, 1, 1, 1], "dtype": "float32", "data": ['"$1"']},

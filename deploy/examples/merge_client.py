@@ -3,8 +3,9 @@ combines them.
 
     python3 merge_client.py [http://127.0.0.1:8080]
 
-Splits the keys in three, and compares out, lse and all gradients with those of one request over all keys. The gradients
-of the merge go to a backward of each part: dk and dv of a part are then final, and dq is the sum over the parts."""
+Splits the keys in three, and compares out, lse and all gradients with those of one request over all keys. Then sends
+the gradients of the merge to a backward of each part. The dk and dv that this backward returns are final, and dq is the
+sum over the parts."""
 import sys
 
 import numpy as np

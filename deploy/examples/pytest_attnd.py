@@ -1,4 +1,4 @@
-"""Compares in pytest what an attention kernel computes with attnd, which says what is wrong with it.
+"""A fixture for pytest: attnd checks the results of an attention kernel, and says what is wrong with the kernel.
 
     def test_my_kernel(assert_attention):
         out, lse = my_kernel(q, k, v, causal=True)
@@ -9,7 +9,7 @@ Run pytest with `-p pytest_attnd` and this file's folder in PYTHONPATH, or write
 conftest.py. ATTND_URL is the server (default http://127.0.0.1:8080), ATTND_TOKEN its token, if it needs one.
 
 Tensors are NumPy arrays (with ml_dtypes also bfloat16 and float8_e4m3fn) or PyTorch tensors on any device. All other
-members have their names of POST /v1/attention/forward: layout='bhsd' for [B, H, S, D], as in
+members have the same names as in POST /v1/attention/forward: layout='bhsd' for [B, H, S, D], as in
 scaled_dot_product_attention, and alignment='top_left' for its is_causal. Run as a program, this file checks a right and
 a wrong result: python3 pytest_attnd.py [http://127.0.0.1:8080]"""
 import base64
@@ -66,7 +66,7 @@ def in_words(answer):
     lines += [f'  where: {w["tensor"]}, {w["what"]}: {w["wrong"]} of the {w["of_wrong"]} that are wrong' for w in answer['where']]
     lines += [f'  worst: {w["tensor"]}{w["index"]} is {w["got"]}, must be {w["want"]}' for w in answer['worst'][:3]]
     for e in answer['explanations']:
-        # an explanation is one mistake, or two mistakes together
+        # an explanation names one mistake, or two mistakes that the kernel makes together
         codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)
         lines += [f'  because ({codes}): {e["detail"]}', f'  to fix: {e["fix"]}']
     if not answer['explanations']:
@@ -77,7 +77,8 @@ def in_words(answer):
 
 
 def compare(out=None, **members):
-    """Fails the test unless the results are those of a right kernel of their dtype. Returns the answer."""
+    """Fails the test if the verdict is `mismatch`: no right kernel of this dtype has such results. Returns the
+    answer."""
     __tracebackhide__ = True  # makes pytest show the line that called this function instead of a line in it
     answer = check(out, **members)
     if answer['verdict'] == 'mismatch':

@@ -7,8 +7,8 @@ RAY_ADDRESS names a cluster.
 
 Ray repeats a step that ended with shards.Unavailable, and a step whose worker died, up to `max_retries` times. The
 repeated step takes the next server that is ready. Ray does not repeat a request that the server refused. If a machine
-is lost, Ray computes the results that it held for later steps again. Tensors that ray.put() has stored on the machine
-are lost."""
+is lost, Ray computes again the results that the machine held for later steps. Tensors that ray.put() has stored on the
+machine are lost."""
 import functools
 import os
 import sys

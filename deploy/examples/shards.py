@@ -169,7 +169,8 @@ def compare(attention, servers, count):
 
 
 def show(attention, servers):
-    """Prints what a client shows: its largest error, and how it reports a request that was refused."""
+    """Prints the largest error of a client's `attention`, and how the client reports a request that the server
+    refused."""
     count = max(3, len(servers))
     print(f'servers: {len(servers)}; parts: {count}; the largest error is {compare(attention, servers, count):.1e}')
     q, k = np.ones((1, 1, 4, 8), np.float32), np.ones((1, 9, 3, 8), np.float32)

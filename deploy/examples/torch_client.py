@@ -25,7 +25,7 @@ LEARNT = {'q', 'k', 'v', 'bias', 'alibi_slopes', 'sinks'}
 
 def to_wire(t):
     t = t.detach().cpu().contiguous()
-    # The bytes are used as they are, because NumPy has no bfloat16.
+    # NumPy has no bfloat16, so it gets the tensor's bytes as uint8.
     return {'shape': list(t.shape), 'dtype': str(t.dtype).removeprefix('torch.'), 'data': base64.b64encode(t.flatten().view(torch.uint8).numpy().tobytes()).decode()}
 
 
@@ -146,7 +146,7 @@ class Attention(torch.autograd.Function):
         return None, None, *(found.get('d' + name) for name in ctx.names.split())
 
 
-# Returns problem i's part of a tensor with many problems (vmap), which are all sent in one request.
+# Returns the part of x that belongs to problem i. With vmap, x has many problems, and one request sends them all.
 
 
 def one_of(x, dim, i):
@@ -210,8 +210,8 @@ def main():
     (dv,) = torch.autograd.grad(dropped, eye, ones)
     assert torch.allclose(dropped.sum(-2), dv[..., 0], atol=1e-5) and (dropped == 0).any()
 
-    # The steps and tolerances of gradcheck are larger here than its defaults, which are for float64, because float32
-    # has 24 bits. gradcheck warns of float32.
+    # The defaults of gradcheck are for float64. float32 has only 24 bits, so the steps and tolerances are larger here.
+    # gradcheck would print a warning about float32, which is hidden.
     warnings.filterwarnings('ignore', message='.*double precision')
     small = [torch.randn(1, 2, 3, 4, requires_grad=True) for _ in range(3)] + [torch.randn(*shape, requires_grad=True) for shape in ((1, 1, 3, 3), (2,), (2,))]
     assert torch.autograd.gradcheck(lambda q, k, v, bias, slopes, sinks: attention(q, k, v, bias=bias, alibi_slopes=slopes, sinks=sinks, causal=True, softcap=5),

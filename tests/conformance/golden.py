@@ -48,9 +48,9 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
          varlen=None, rooms=None, key_rows=None, seqlens_q=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
     """Makes one case. amp: factor of q and k. varlen: (lengths of q, lengths of k) of packed sequences. rooms: for q
     and for k, the number of rows from each sequence's start to the next sequence's start. key_rows: the Sk of k [N, Sk,
-    Hk, D] if only q is packed. give: whether a backward is sent out and lse. extreme: which tensor has numbers at the
-    limits of float32: 'mask' (a row of bias is the lowest number), 'values' or 'sinks'. opt: members that go into the
-    request unchanged. Padding rows are NaN."""
+    Hk, D] if only q is packed. give: whether the request of a backward contains out and lse. extreme: which tensor has
+    numbers at the limits of float32: 'mask' (a row of bias is the lowest number), 'values' or 'sinks'. opt: members
+    that go into the request unchanged. Padding rows are NaN."""
     Sk = Sq if Sk is None else Sk
     Hk = Hk or H
     Dv = Dv or D

@@ -36,7 +36,8 @@ class Load:
     def __init__(self, host, port):
         self.host, self.port = host, port
         self.lock = threading.Lock()
-        # number of answers with each status: to requests sent before the signal, and to requests sent after it
+        # {status: number of answers with this status}: `before` has the answers to requests that were sent before the
+        # signal, `after` those to later requests
         self.before, self.after = collections.Counter(), collections.Counter()
         self.lost, self.at_the_door, self.signalled, self.stop = [], 0, False, False
 

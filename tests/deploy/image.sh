@@ -206,7 +206,7 @@ answers() {
         "k":{"shape":[1,2,1,2],"dtype":"float32","data":[1,0,0,2]},"v":{"shape":[1,2,1,2],"dtype":"float32","data":[1,2,3,4]}}')
     case $got in *'[1.5378'*',2.5378'*) ;; *) echo "          $got" && false ;; esac
 }
-# Checks that the image's programs cannot write anywhere: not even root can, among the mounts that they see.
+# Checks that the image's programs cannot create files: in the mounts that they see, not even root can.
 read_only() { ! within chroot "$1" /bin/sh -c ': >/probe' 2>/dev/null && ! within chroot "$1" /bin/sh -c ': >/tmp/probe' 2>/dev/null; }
 process_one() { equals "$(awk '/^NSpid:/ { print $NF }' "/proc/$container/status")" 1; }
 capabilities() { equals "$(awk '/^Cap(Inh|Prm|Eff|Bnd|Amb):/ { print $2 }' "/proc/$container/status" | sort -u)" 0000000000000000; }

@@ -1,8 +1,8 @@
 """Runs a real Prometheus against a real attnd, with the files of deploy/prometheus and deploy/grafana: observability.py
 [--seconds 12]
 
-  rules       promtool finds prometheus.yml and alerts.yml valid; alerts_test.yml passes, where each alert fires and is
-              silent
+  rules       promtool finds prometheus.yml and alerts.yml valid; alerts_test.yml passes. It has two cases for each
+              alert: in one the alert must fire, in the other it must be silent
   scrape      Prometheus finds attnd up, and evaluates all rules without an error
   dashboard   every query of every panel and variable has data after a mix of requests: some are good, and others are
               refused for each reason that a client can cause. The values are printed. Panels of dcgm-exporter need a
@@ -353,7 +353,8 @@ def run(tally, seconds):
                 return
             mix = Mix(server)
             time.sleep(seconds)
-            # starts these requests only here, because the device's failure must lie inside the queries' window
+            # requests to the server whose device fails begin only now, because the windows of the queries must contain
+            # the failure
             mix.also(failing)
             prometheus.at = prometheus.moment()
             if not tally.check('Prometheus sees both attnd, and the failure of a device', bool(prometheus.at)):

@@ -206,7 +206,8 @@ def process_of(proxy, servers, session, times=1):
 
 
 def settle(servers):
-    """Waits until the servers have answered the requests that wrk sent and did not wait for."""
+    """When wrk ends, it does not wait for the answers to its last requests. Waits until the servers have sent these
+    answers."""
     def still():
         before = forwards(servers)
         time.sleep(0.2)

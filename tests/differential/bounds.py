@@ -18,8 +18,8 @@ A kernel makes these errors, where i is a query, and j and l are keys. M is drop
     r_ij    Error of P_ij, which is the exponential of a number with the error b_ij. If the request has lse, P may
             become larger than 1:
                 r = P (e^b - 1)
-            If the kernel computes lse, lse is off by at most beta_i = ln(sum_l P_il e^b_il), as a mean is by its
-            largest error. P then stays a probability, except for the rounding of lse:
+            If the kernel computes lse, lse is off by at most beta_i = ln(sum_l P_il e^b_il), which it reaches if the
+            error of every score in the row is +b_il. P then stays a probability, except for the rounding of lse:
                 r = P (e^(b + beta) - 1), at most e^(BLUR |lse|)
     u       Relative error of P and dS when they are rounded to the dtype of their products. A P of 1 is exact, because
             the largest exponential of a row is 1.

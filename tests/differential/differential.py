@@ -126,7 +126,7 @@ class Case:
         if extreme == 'softcap':
             self.members['softcap'] = self.problem['softcap'] = pick((2e-38, 1e-30, 1e30, 3e38))
         if extreme == 'scale':
-            # a float16 backward gets no such scale, because noise (errors of float32 sums) may overflow its gradients
+            # a float16 backward gets no `huge` scale, because noise (errors of float32 sums) may overflow its gradients
             huge = (1e20, -1e9)
             scale = pick((1e-37, 1e-20) + (huge[1:] if back and dtype != 'float16' else (50.0,) if back else huge))
             self.members['scale'] = self.problem['scale'] = scale
@@ -267,8 +267,8 @@ class Case:
         return ''
 
     def mask_of_lowest(self, p, shape, Sk):
-        """Adds a bias like a 4-D mask of Hugging Face: finfo.min hides later keys, and the padding on the left. Queries
-        that are padding themselves see only such keys."""
+        """Adds a bias like a 4-D mask of Hugging Face: finfo.min hides later keys, and the keys of the padding on the
+        left. If a query is padding itself, the bias hides every key that the other masks let it see."""
         r, (B, Sq) = self.more, shape[:2]
         kind = self.dtype if self.dtype != 'float8_e4m3fn' and r.random() < 0.5 else 'float32'
         lowest = {'float16': LOWEST[2], 'bfloat16': LOWEST[1]}.get(kind) or LOWEST[int(r.integers(3))]
@@ -328,7 +328,8 @@ def largest(x):
 
 
 def blur_of(case, size):
-    """Returns the float32 rounding error of the largest score. `size` is the size of its products."""
+    """Returns the float32 rounding error of the largest score. `size` is the largest sum of |q k| times the scale, as
+    oracle.py returns it."""
     p = case.problem
     if case.exact and not p.get('softcap'):
         size = 0
@@ -416,10 +417,10 @@ class Refused(Exception):
 
 def check_base_2(case, members, exact, size, post):
     """Sends a backward whose lse is in base 2, and returns what is wrong with the answer, or ''. The server must refuse
-    the request under two conditions: the base shows in every row, and the rows' lse differ by more than the tolerance
-    of kernels/verify_lse.c. (If the scores are equal, an lse in base 2 is also a right lse over more keys.) The server
-    checks few rows of a small body. It spends 8 multiply-adds per byte of the body (PROTOCOL.md), and each key of a row
-    takes D + 32."""
+    the request under four conditions. It checks at least 16 rows. All lse are finite. Each lse is so far from 0 that
+    the base shows. The rows' lse differ by more than the tolerance of kernels/verify_lse.c. (If the scores are equal,
+    an lse in base 2 is also a right lse over more keys.) The server checks few rows of a small body. It spends 8
+    multiply-adds per byte of the body (PROTOCOL.md), and each key of a row takes D + 32 of them."""
     lse, D = exact['lse'], case.problem['q'].shape[-1]
     sent = sum(int(np.prod(t['shape'])) * wire.BYTES[t['dtype']] for t in members.values() if isinstance(t, dict) and 'dtype' in t)
     rows = 8 * sent // (max(1, case.problem['k'].shape[-3]) * (D + 32))

@@ -86,7 +86,7 @@ def test_gradients_that_cancel_are_held_to_the_roundings_of_what_was_added(serve
 
 
 def test_an_lse_is_held_to_the_roundings_of_products_that_are_added_one_after_the_other(server):
-    """With D = 256 and scores of 255, a right lse may be wrong by 3.6e-4."""
+    """With D = 256 and scores of 255, rounding errors may change the lse of a right kernel by 3.6e-4."""
     assert differential.check(differential.Case(201, 4095), differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 
@@ -128,11 +128,13 @@ def test_the_bound_of_gradients_is_neither_passed_by_a_plain_kernel_nor_far_abov
         bound = bounds.of_gradients(p, case.dtype, case.out_dtype, case.give, case.exact)
         for name in got:
             error = np.abs(got[name] - want[name])
-            # allows for probabilities below float16's normal numbers, whose relative rounding error is larger
+            # This term allows for probabilities below float16's normal numbers. Their relative rounding error is
+            # larger.
             least = 1e-6 * np.abs(want[name]).max()
             assert (error <= bound[name] + least).all(), (number, name)
             nearest.setdefault((case.dtype, name), []).append(float((error / np.maximum(bound[name], 1e-30)).max()))
-    # float32 is left out: most of its bound allows for rounded products, which this simple kernel does not round.
+    # float32 is left out. Most of its bound allows for the rounding of products, and this simple kernel does not round
+    # products.
     assert len(nearest) == 9 and all(np.median(ratios) > 0.15 for of, ratios in nearest.items() if of[0] != 'float32'), nearest
 
 

@@ -15,9 +15,10 @@ There are four kinds of cases. A check names each mistake that it knows by a cod
 | pair | two of the ten most frequent mistakes | both codes among the explanations |
 
 Another code counts as right too, if a kernel with its mistake computes the same results on this problem. To find that
-out, the script computes both. A case counts if the error of its mistake exceeds ten times `explained`, the error that
-rounding explains. If the error is smaller, another problem is drawn. Seeds are fixed. The exit status is 1 if a bound
-of BOUNDS is broken."""
+out, the script computes the results of both kernels. A case counts if the error of its mistake exceeds two limits. One
+is ten times `explained`, the error that rounding explains according to the answer. The other is ten times the error of
+this script's kernel without a mistake. If the error does not exceed this second limit, another problem is drawn. Seeds
+are fixed. The exit status is 1 if a bound of BOUNDS is broken."""
 import argparse
 import collections
 import http.client
@@ -53,18 +54,18 @@ FEWEST_COUNTED = 0.9  # least fraction of all problems whose mistake exceeds EXC
 # half the relative distance between two neighbouring numbers of each dtype
 UNIT = {'float32': 6e-8, 'float16': 4.9e-4, 'bfloat16': 3.9e-3}
 ATOL = {'float32': 1e-6, 'float16': 1e-5, 'bfloat16': 1e-4, problems.FLOAT8: 1e-4}
-# A check's limit above WIDE times the error of the right kernel here could hide mistakes. Tensors of fewer than MANY
-# elements are exempt, because their errors depend on chance.
+# If the limit of a check is above WIDE times the error of right kernels (estimated in judge()), it could hide mistakes.
+# Tensors of fewer than MANY elements are exempt, because their errors depend on chance.
 WIDE, MANY = 10, 64
 COVERED = 0.99  # least fraction of the wrong elements that the answer's `where` must cover
 TIMEOUT_MS = 60000  # deadline of a request in ms: enough to try every explanation on every problem here
-# Mistakes of precision, whose errors may be less than ten times `explained`.
+# Mistakes of precision. Their errors may be less than ten times `explained` (the error that rounding explains).
 PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')
 # Pairs of mistakes that no kernel can make together. A kernel without a causal mask cannot align the mask wrongly.
 PAIR_OPPOSES = ({'alignment', 'causal_missing'},)
 
-# The problems on which kernels without a mistake are checked. Each name is a line of the report, with the options of
-# its problems.
+# The problems on which kernels without a mistake are checked: {name of a line of the report: options of the problems
+# that the line counts}.
 RIGHT = {**{dtype: {'dtype': dtype} for dtype in (*problems.DTYPES, problems.FLOAT8)}, 'pages': {'pages': True}, 'FlashMask rows': {'row_mask': True}}
 
 # Each row has the kind of case, what is counted, 'at most' or 'at least', and a fraction of the counted cases.
@@ -156,7 +157,7 @@ class Case:
         for form in other.variants:
             try:
                 that = planted(other)(self.problem, exact=exact, tile=self.tile, variant={code: form}).run()
-            # this problem does not allow the other mistake: for example it has no softcap, or D is not Dv
+            # no kernel can make the mistake `code` on this problem: for example it has no softcap, or D is not Dv
             except (ValueError, KeyError, IndexError):
                 continue
             if all(that[n].shape == this[n].shape and error(that[n], this[n]) <= answer['errors'][n]['limit'] for n in self.sent):
@@ -177,7 +178,8 @@ def codes_of(explanation):
 
 
 def first_codes(explanations):
-    """Returns the codes of the first explanation, and of others that explain as much except for rounding."""
+    """Returns the codes of the first explanation, and of each other one whose remaining error is the same but for
+    rounding."""
     best = explanations[0]['error_if_so'] if explanations else 0
     return [c for e in explanations if e['error_if_so'] <= SAME * best or e is explanations[0] for c in codes_of(e)]
 

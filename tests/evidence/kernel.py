@@ -307,8 +307,8 @@ class Kernel:
         dP = M * self.product(dout, s.vv.swapaxes(1, 2))
         dZ = P * (dP - delta[..., None])
         dS = self.rounded(self.capped_derivative(s, dZ))
-        # dk and dv are added by sum_of_groups(): with several heads on one row of dv, += with an index array would lose
-        # additions.
+        # sum_of_groups() adds dk and dv over heads. If several heads have the same row of dv, += with an index array
+        # would lose additions.
         dq = self.dq(s, dS) * self.float(self.scale_of_dq())
         dk = self.product(dS.swapaxes(1, 2), s.q) * self.float(self.scale_of_dk())
         dv = self.product(self.rounded(self.P_of_dv(s, P) * M).swapaxes(1, 2), dout)

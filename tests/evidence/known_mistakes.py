@@ -50,7 +50,8 @@ class Misread(Mistake):
     def read(self, name):
         if name not in self.misread:
             return super().read(name)
-        # The memory has the problem's layout but is read in the other layout.
+        # The axes in memory are in the order of the problem's layout, but the kernel reads them in the order of the
+        # other layout (bhsd instead of bshd, or the reverse).
         walk = other_layout if self.p.layout == 'bshd' else back_from_other_layout
         return self.times_factor(name, walk(self.p.tensors[name])).astype(self.float)
 
@@ -425,7 +426,7 @@ class not_rescaled(Tiled):
 class TileDropped(Tiled):
     @staticmethod
     def fits(problem, tile):
-        # The mistake shows only if another tile follows the mistake's tile, because the kernel then rescales its sums.
+        # The problem must have more keys than a tile, so that the kernel has other tiles than the one that it drops.
         return problem.tensors['k'].shape[1] > tile
 
 
@@ -539,8 +540,8 @@ def tf32(x):
 
 @code('results', 'probabilities', dtype=lambda r: str(r.choice(('float32', 'float16'))), **spread)
 class truncated(Mistake):
-    """Numbers are truncated to bfloat16 instead of rounded: either P, or the results, which are sent in their own
-    dtype."""
+    """Numbers are truncated to bfloat16 instead of rounded. One variant truncates P. The other variant truncates the
+    results, which are still sent in their own dtype."""
 
     def round_result(self, name, x):
         if name not in ('out', 'dq', 'dk', 'dv') or self.form(truncated) != 'results':

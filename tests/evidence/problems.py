@@ -153,7 +153,8 @@ def row_mask(rng, B, heads, Sq, Sk, n, causal):
 
 
 def page_keys(rng, t, size):
-    """Moves k and v [B, Sk, ...] into pools of pages in random order. Slots that hold no key get other numbers."""
+    """Moves k and v [B, Sk, ...] into pools of pages in random order. Slots that hold no key get numbers of the same
+    tensor in random order."""
     B, Sk = t['k'].shape[:2]
     most = -(-Sk // size)
     spare = int(rng.integers(1, 4))

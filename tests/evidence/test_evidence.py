@@ -29,7 +29,8 @@ def test_the_kernel_without_a_mistake_computes_what_the_oracle_does(given):
 
 @pytest.mark.parametrize('code', mistakes.TABLE)
 def test_a_planted_mistake_changes_a_result(code):
-    """Every mistake changes a result in each of four cases; evidence.Case draws problems until the mistake does."""
+    """Every mistake must change a result in each of four cases. evidence.Case draws problems until the mistake changes
+    one."""
     mistake, changed = mistakes.TABLE[code], 0
     for number in range(4):
         case = evidence.Case('table', code, number)
@@ -102,5 +103,5 @@ def test_a_sentence_of_where_is_understood(text, tensor, count):
 
 @pytest.mark.limit(900)  # this test takes half a minute on two idle cores
 def test_the_check_is_right_about_the_short_list(server, capsys):
-    """131 problems satisfy all bounds of BOUNDS, which are those of the long list too."""
+    """The 131 problems of the short list must satisfy all bounds of BOUNDS. The long list has the same bounds."""
     assert evidence.main(['--url', server.url, '--jobs', '2']) == 0, capsys.readouterr().out

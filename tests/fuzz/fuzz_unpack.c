@@ -14,7 +14,8 @@
  * What must hold:
  *   1. The body read in pieces has the same result as the whole body, to the bit: numbers, or the same error.
  *   2. A body that the fuzz target compressed and did not change has the same result as the body before compression.
- *   3. No more bytes than the limit are unpacked, in pieces of at most the promised size, and none after an error. */
+ *   3. No more bytes than the limit are unpacked. A piece has at most UNPACK_PIECE_BYTES bytes, and no piece follows
+ *      an error. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -53,8 +53,8 @@ STATUSES = {100, 200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422, 431
 # statuses that libmicrohttpd itself sends: 500 if it has no memory, 505 for an unknown version of HTTP
 ITS_OWN = {500, 505}
 GOLDEN = 100
-# Options of the tested server. It gives up early on bodies that stall. Otherwise a body that a round cuts short would
-# hold up other rounds.
+# Options of the tested server. The server gives up early on a body that stalls. Otherwise a round that does not send
+# the end of a body would delay other rounds.
 OPTIONS = ['--body-stall-ms', '700', '--body-timeout-ms', '3000', '--staging-bytes', '256M', '--max-body-bytes', '16M', '--log-level', 'warn',
            '--drain-ms', '5000']
 RSS_KB = 48 << 10
@@ -566,8 +566,8 @@ class Round:
 
 
 def bodies_of(log):
-    """Returns the bodies that a lenient HTTP reader may find in these bytes. Such a reader may take the bytes behind
-    each head with every length that a head names, or decode them from chunks."""
+    """Yields the bodies that a lenient HTTP reader may find in these bytes. Behind the end of a head, such a reader may
+    take as many bytes as any Content-Length in `log` says, or decode chunks."""
     for match in re.finditer(rb'\r?\n\r?\n', log):
         rest = log[match.end():]
         for length in set(re.findall(rb'(?i)content-length[ \t]*:[ \t]*(\d+)', log)):

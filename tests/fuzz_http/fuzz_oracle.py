@@ -56,8 +56,8 @@ class MinusZero(int):
 
 
 class Twice(dict):
-    """A JSON object in which a member occurs twice. A body with such an object is invalid, or only the problem with it,
-    if the body has many problems."""
+    """A JSON object in which a member occurs twice. Such an object makes the body invalid. If it lies in one of several
+    problems of a body, it makes only that problem invalid."""
 
 
 def parse(body):

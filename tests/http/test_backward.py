@@ -115,8 +115,8 @@ def test_packed_sequences(server):
 
 
 def test_dropout_of_backward_is_that_of_forward(server):
-    """The gradient along v of sum(dout * out) is linear in v, so a forward with dropout says what its backward must
-    answer."""
+    """sum(dout * out) is linear in v, and dv is its gradient. A forward whose v has a single 1 and otherwise zeros
+    therefore gives the element of dv at the place of the 1. Forward and backward must drop the same elements."""
     members, x = random_problem(rng(8), Sq=6, H=1, D=4, back=True, dropout_p=0.5, seed=99)
     dv = value(ok(server.backward(**members, outputs=['dv']))['dv'])
     forward = {n: t for n, t in members.items() if n != 'dout'}

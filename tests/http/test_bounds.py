@@ -131,7 +131,8 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
         for t in attackers:
             t.join()
         start = time.monotonic()
-        # with `verify`, even a small request waits in the device's queue, where it competes with the others
+        # with `verify`, even a small request waits in the device's queue, where it competes with the seven clients'
+        # requests
         little = server.forward(**wire.small_body(), verify=1)
         took = time.monotonic() - start
     assert little.status == 200, little

@@ -389,7 +389,7 @@ def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
 def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50)
-    # a page holds 64 positions and takes 8 KiB, and a token may have half of 1 MiB: 64 pages
+    # a page holds 64 positions and takes 8 KiB; a client's token may hold half of the pool of 1 MiB, which is 64 pages
     mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)
     assert mine.append(rng, 64 * 64).status == 200
     answer = mine.append(rng, 1)
@@ -596,8 +596,8 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
     """On a device whose kernels read staging memory (the memory of request bodies), steps (decodes) of different
     clients are merged into one problem without a copy. Each step must have the same bits as alone, whatever else the
     batch contains."""
-    # The caches are first filled by appends. The server does not merge appends, so the device makes this many copies
-    # for them.
+    # The caches are first filled by appends. The server does not merge appends, so the device makes `copies` copies for
+    # them: two for each of the six caches.
     lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6
     os.unlink(gate)
     script = f'hold={gate},copy.err=700@{copies + 1}+'

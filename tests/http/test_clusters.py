@@ -152,11 +152,11 @@ def process_of(client, server):
 
 
 class Front(http.server.ThreadingHTTPServer):
-    """A proxy that passes requests on to one server, and causes faults. `plan` maps the number of a POST that has
-    arrived to a fault. 'server' kills the server, and 'worker' kills the process that sent the request. 'half' passes
-    on half of the answer. For 'full' the proxy answers like a server whose queue is full, and for 'proxy' like a proxy
-    that finds no server. `done` lists what happened. After its server was killed, a front closes every connection
-    without an answer."""
+    """A proxy that passes requests on to one server, and causes faults. The proxy counts the POSTs that arrive, from 1.
+    `plan` is {number of a POST: its fault}. 'server' kills the server, and 'worker' kills the process that sent the
+    request. 'half' passes on half of the answer. For 'full' the proxy answers like a server whose queue is full, and
+    for 'proxy' like a proxy that finds no server. `done` lists what happened. After its server was killed, a front
+    closes every connection without an answer."""
     daemon_threads = True
 
     def __init__(self, server, plan):

@@ -46,7 +46,7 @@ def nothing_is_kept(server):
 
 
 def filler(megabytes, **options):
-    """Makes a forward with long keys and one query, whose tensors take about this many MiB."""
+    """Makes a forward with many keys and one query. Its tensors take about `megabytes` MiB."""
     # k and v each have 128 bytes per key, so 4096 keys make 1 MiB in all
     keys = wire.tensor(np.zeros((1, megabytes << 12, 1, 64)), 'float16')
     return {'q': wire.tensor(np.zeros((1, 1, 1, 64)), 'float16'), 'k': keys, 'v': keys, **options}

@@ -668,7 +668,7 @@ def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
 
 def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, shm, monkeypatch):
     """If a device reads staging memory (the memory of request bodies) and is idle, the HTTP thread launches the request
-    at once. If the deadline passes then, the request is answered only when its kernels have ended."""
+    at once. If the deadline passes after the launch, the request is answered only when its kernels have ended."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
     gate.open()
     server = fake(f'0:hold={gate.path}', *ALLOW, devices=2)

@@ -17,8 +17,9 @@ RESULTS = {'forward': ('out', 'lse'), 'backward': ('dq', 'dk', 'dv'), 'observe':
 
 @pytest.fixture(scope='module', autouse=True)
 def no_instructions_beyond_avx2():
-    """Sees to it that every machine expects these problems to take longer than a millisecond, and cuts them. With AMX the
-    short ones would not take so long."""
+    """Makes the server use AVX2 at most, unless ATTN_CPU_ISA is set. On every machine the server then estimates that
+    each problem takes longer than a millisecond, and cuts it. With AMX the estimates for the short ones would be
+    shorter."""
     with pytest.MonkeyPatch.context() as patch:
         if 'ATTN_CPU_ISA' not in os.environ: patch.setenv('ATTN_CPU_ISA', 'avx2')
         yield
@@ -158,7 +159,8 @@ def asked(server, name):
 
 
 def assert_by_queries(got, want):
-    """out, lse and dq have the bits of one device; dk and dv are right within the rounding of their dtype."""
+    """Checks that out, lse and dq have the same bits as from one device, and that dk and dv are right within the
+    rounding of their dtype."""
     for name in want:
         if name not in SUMS:
             assert got[name] == want[name], name
@@ -173,14 +175,15 @@ def device_memory(server):
 
 
 def memory_after(server, right_by_queries):
-    """Computes the backward, and returns the bytes that each device has allocated afterwards. They are scratch memory of
-    kernels, which a device keeps. It has no more after another backward, unless it keeps sums of parts."""
+    """Computes the backward, and returns the bytes that each device has allocated after it: the scratch memory of
+    kernels, which a device keeps. If the numbers are larger after another backward, a device has kept sums of parts."""
     assert_by_queries(asked(server, 'backward')[1], right_by_queries['backward'])
     return device_memory(server)
 
 
 def assert_memory_is_free(server, before):
-    """Staging memory is free, and the devices keep no sums of parts, because they have allocated as much as before."""
+    """Waits until all staging memory is free, and until each device has allocated as many bytes as in `before`. The
+    devices then keep no sums of parts."""
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
     assert eventually(lambda: device_memory(server) == before), (before, device_memory(server))
 
@@ -207,8 +210,8 @@ def test_rows_of_a_batch_are_shared_where_there_are_few_heads(fake):
     assert all(one[n] == three[n] for n in RESULTS['backward'])
 
 
-# The first problem that is sent is a backward. A device's second run of kernels, and its first copy from another
-# device, belong to adding up the parts' sums.
+# The first problem that is sent is a backward. In it, the first run of kernels on a device computes the device's part.
+# The second run, and the first copy from another device, add up the parts' sums.
 @pytest.mark.parametrize('fault', ['1:sync.err=700@1', '1:launch.err=700@1', '1:copy.err=700@1', '1:call.err=700@9', '1:peer.err=700@1', '1:launch.err=700@2', '1:sync.err=700@2'])
 def test_queries_of_a_lost_device_are_computed_by_the_others(fake, right_by_queries, fault):
     whole = fake('', *SPLIT, devices=3)
@@ -223,17 +226,17 @@ def test_queries_of_a_lost_device_are_computed_by_the_others(fake, right_by_quer
 
 
 def test_a_device_that_is_lost_before_others_copy_its_sums_is_made_up_for(fake, right_by_queries, gate):
-    # The runs of device 0 are its part, its shares of dk and dv, and another problem, which loses the device. Until then a slow
-    # launch keeps the thread of device 1 from adding up.
+    # Device 0 runs kernels four times: for its part, for its shares of dk and of dv, and for another problem, in which
+    # the device is lost. Until the loss, a slow launch keeps the thread of device 1 from adding up sums.
     server = fake(f'0:hold={gate.path}@1,1:launch.slow={int(2000 * SLOWER)}@2,0:sync.err=700@4', *SPLIT, devices=2)
     op, members = QUERIES['backward']
     asking = Asking(server, members, path=f'/v1/attention/{op}')
-    # the part of device 1 is back
+    # device 1 has computed its part
     assert eventually(lambda: server.metric('attnd_device_batches_total', device='fake:1') == 1)
     slow = Asking(server)
     assert eventually(lambda: server.get('/v1/info').json()['devices'][1]['running_requests'] == 1)
     gate.open()
-    # device 0 has added up its share
+    # device 0 has added up its shares of dk and dv
     assert eventually(lambda: server.metric('attnd_device_batches_total', device='fake:0') == 2)
     assert server.forward(**wire.small_body()).status == 503
     assert slow.result().status == 200
@@ -288,7 +291,8 @@ def test_sums_are_freed_if_another_device_never_ends_its_part(fake, right_by_que
     assert eventually(lambda: device_memory(server)['fake:0'] == before['fake:0'])
 
 
-# Two gates hold the two parts. One part ends before the deadline, or after it.
+# A gate holds the part of device 1 beyond the deadline. If `late`, a second gate holds the part of device 0 beyond it
+# too. Otherwise the part of device 0 ends before the deadline.
 @pytest.mark.parametrize('late', [False, True])
 def test_sums_are_freed_at_a_deadline_while_another_part_runs(fake, right_by_queries, gate, tmp_path, late):
     other = tmp_path / 'other'

@@ -91,7 +91,7 @@ def test_saved_contexts_and_envelopes_reach_a_device_with_memory_of_its_own(fake
 
 
 def test_a_small_request_runs_where_it_was_received(fake, right):
-    # this device copies nothing, so the failing copy of the script never happens
+    # the script lets a copy fail, but this device never copies anything
     server = fake('copy.err=700', reads_staging=True)
     for _ in range(3):
         answer = server.post(FORWARD, wire.small_bytes())
@@ -131,8 +131,9 @@ def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
 
 
 def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
-    """A late request is one whose HTTP thread has stopped waiting for it. The device's thread then waits for its end
-    instead. The time until which the request may run must not change, although other requests come and go."""
+    """A late request is one whose HTTP thread has stopped waiting for it. From then on the device's thread waits for
+    the request to end. The time until which the request may run must not change, although other requests come and
+    go."""
     server = fake(f'hold={gate.path}@1', reads_staging=True)
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -687,7 +688,8 @@ def watched(serve):
     def start(script='', **shims):
         port = service.free_port()
         env = {'ATTN_FAKE_SCRIPT': script, **(service.shimmed(**shims) if shims else {})}
-        # While its thread hangs, a request's body does not arrive either, so the limit on stalled bodies must be long.
+        # While the thread of a request hangs, the request's body does not arrive either. The limit on stalled bodies
+        # must therefore be long.
         server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', '--body-stall-ms', '60000', env=env, binary=service.FAKE)
         # The connection is opened before anything hangs. The scheduler's loop, which may hang later, accepts new
         # connections.

@@ -35,13 +35,13 @@ def chunked(text, *headers):
 
 N = len(BODY)
 ROWS = [
-    # H1: several or contradictory lengths
+    # several or contradictory lengths
     ('two_lengths_alike', post(f'Content-Length: {N}', f'Content-Length: {N}'), {400}, CLOSES),
     ('two_lengths_different', post('Content-Length: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('length_and_chunked', post(f'Content-Length: {N}', 'Transfer-Encoding: chunked', body=b'0\r\n\r\n' + SMUGGLED), {400}, CLOSES),
     ('chunked_and_length', post('Transfer-Encoding: chunked', 'Content-Length: 5', body=b'0\r\n\r\n' + SMUGGLED), {400}, CLOSES),
     ('two_transfer_encodings', post('Transfer-Encoding: chunked', 'Transfer-Encoding: chunked', body=b'0\r\n\r\n'), {400}, CLOSES),
-    # H2: header names that are not tokens
+    # header names that are not tokens
     ('space_before_colon', post('Content-Length : 5', body=SMUGGLED), {400}, CLOSES),
     ('space_before_colon_of_another', post('X-Any : 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('space_in_a_name', post('X Any: 5', f'Content-Length: {N}'), {400}, CLOSES),
@@ -58,14 +58,14 @@ ROWS = [
     ('version_of_letters', b'GET /livez HTTP/1.x\r\nHost: x\r\n\r\n', {400}, CLOSES),
     ('control_character_in_the_target', request_bytes('/livez\x01', None, 'GET'), {400}, CLOSES),
     ('two_origins', post('Origin: http://localhost', 'Origin: http://elsewhere'), {400}, CLOSES),
-    # H3: transfer encodings that are not exactly "chunked"
+    # transfer encodings that are not exactly "chunked"
     ('gzip_chunked', post('Transfer-Encoding: gzip, chunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
     ('chunked_twice_in_one', post('Transfer-Encoding: chunked, chunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
     ('identity', post('Transfer-Encoding: identity', body=b''), {400, 501}, CLOSES),
     ('xchunked', post('Transfer-Encoding: xchunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
     ('empty_transfer_encoding', post('Transfer-Encoding:', body=b''), {400, 501}, CLOSES),
     ('transfer_encoding_of_a_get', request_bytes('/livez', None, 'GET', ['Transfer-Encoding: gzip']), {400, 501}, CLOSES),
-    # H4: lengths that are no numbers
+    # lengths that are no numbers
     ('negative_length', sized('-1'), {400, 413}, CLOSES),
     ('plus_length', sized('+5'), {400}, CLOSES),
     ('hexadecimal_length', sized('0x10'), {400}, CLOSES),
@@ -75,17 +75,17 @@ ROWS = [
     ('fractional_length', sized('5.0'), {400}, CLOSES),
     ('length_2_64', sized(2**64, b''), {400, 413}, CLOSES),
     ('length_of_thirty_digits', sized('9' * 30, b''), {400, 413}, CLOSES),
-    # H5: lengths over every limit, refused before a byte of the body
+    # lengths over every limit, refused before a byte of the body
     ('length_2_63', sized(2**63, b''), {413}, CLOSES),
     ('length_2_63_less_one', sized(2**63 - 1, b''), {413}, CLOSES),
     ('length_1_tib', sized(2**40 + 1, b''), {413}, CLOSES),
-    # H6: chunks
+    # chunks
     ('chunk_size_of_letters', chunked(b'xyz\r\n'), {400}, CLOSES),
     ('chunk_size_negative', chunked(b'-1\r\n'), {400}, CLOSES),
     ('chunk_size_empty', chunked(b'\r\n\r\n'), {400}, CLOSES),
     ('chunk_size_overflows', chunked(b'FFFFFFFFFFFFFFFFF\r\nab'), {400, 413}, CLOSES),
     ('chunk_without_crlf', chunked(b'2\r\n{}4\r\n    \r\n0\r\n\r\n'), {400}, CLOSES),
-    # H8: heads that are too long
+    # heads that are too long
     ('header_of_300_kb', post('X-Long: ' + 'x' * 300000), {431}, CLOSES),
     ('ten_thousand_headers', post(*[f'X-{i}: {"y" * 40}' for i in range(10000)]), {431}, CLOSES),
     ('url_of_400_kb', request_bytes('/' + 'x' * 400000, None, 'GET'), {414, 431}, CLOSES),
@@ -102,17 +102,17 @@ ROWS = [
     ('escaped_letter', request_bytes('/live%7a', None, 'GET'), {200}, STAYS),
     ('absolute_form', request_bytes('http://localhost/livez', None, 'GET'), {200}, STAYS),
     ('asterisk', request_bytes('*', None, 'OPTIONS'), {404}, STAYS),
-    # H10: Host
+    # Host
     ('no_host', post(host=False), {400}, CLOSES),
     ('two_hosts', post('Host: elsewhere'), {400}, CLOSES),
     ('no_host_in_1_0', b'GET /livez HTTP/1.0\r\n\r\n', {200}, CLOSES),
-    # H11: versions of protocols other than HTTP/1
+    # versions of protocols other than HTTP/1
     ('http_2_preface', b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', {400, 505, None}, CLOSES),
     ('http_1_9', b'GET /livez HTTP/1.9\r\nHost: x\r\n\r\n', {200, 400, 505}, None),
     ('http_0_9', b'GET /livez\r\n\r\n', {200, 400, 505, None}, CLOSES),
     ('lower_case_http', b'GET /livez http/1.1\r\nHost: x\r\n\r\n', {400, 505, None}, CLOSES),
     ('tls_hello', bytes.fromhex('16030100f8010000f40303') + bytes(range(1, 200)) + b'\r\n\r\n', {400, 505, None}, CLOSES),
-    # H12: unknown paths, methods, expectations and media types
+    # unknown paths, methods, expectations and media types
     ('unknown_path', post(path='/v1/nothing'), {404}, STAYS),
     ('path_below_a_route', post(path=FORWARD + '/more'), {404}, STAYS),
     ('path_with_dots', post(path='/v1/../livez'), {404}, STAYS),
@@ -155,7 +155,7 @@ def test_row(server, sent, statuses, next_is_served):
             answer = reader.answer(method)
         status = answer and answer.status
         assert status in statuses, f'{status}, expected one of {statuses}: {answer}'
-        # libmicrohttpd itself answers HTTP/2 with 505, all other errors are problem documents
+        # libmicrohttpd itself answers HTTP/2 with 505; the answers of all other errors are problem documents
         if status is not None and status >= 400 and status != 505:
             assert answer.headers['content-type'] == 'application/problem+json', answer
             problem = answer.json()

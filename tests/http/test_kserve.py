@@ -345,8 +345,8 @@ def test_a_sequence_is_its_tokens_alone(serve, tmp_path):
 
 
 def test_what_perf_analyzer_reads(server):
-    """Sends the requests of Triton's tool perf_analyzer in its order, and checks every member that it reads without
-    looking whether the member exists."""
+    """Sends the requests of Triton's tool perf_analyzer in the tool's order. The tool reads some members of the answers
+    without checking that they exist. The test checks all of these."""
     model = 'attention_backward_fp16'
     meta = server.get(f'/v2/models/{model}').json()
     config = server.get(f'/v2/models/{model}/config').json()

@@ -253,8 +253,8 @@ def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, be
     half.sendall(b'GET /livez HTTP/1.1\r\nX: ' + b'a' * 40000)
     strangers = [opened(server), half, server.raw(), server.raw()]
     strangers[3].sendall(request_bytes(FORWARD, wire.small_bytes(), headers=['Content-Type: application/json'])[:-1])
-    # longer than CONNECTION_STRANGER_MS, after which a refused body that still arrives no longer protects its
-    # connection
+    # longer than CONNECTION_STRANGER_MS: after this time the server may close a connection without a token, although
+    # the body of its refused request still arrives
     time.sleep(1.2)
     # There are six connections: the five above, and the one that reads the metric.
     assert eventually(lambda: beside.metric('attnd_connections') == 6)

@@ -96,8 +96,8 @@ def test_metrics_have_a_port_of_their_own(serve):
 
 @pytest.mark.limit(180)
 def test_more_connections_to_the_metrics_port_than_it_has_room_for_do_not_end_it(serve):
-    """In bursts, more connections than the metrics port has room for are opened and closed. In an earlier version
-    libmicrohttpd's own limit left a mutex locked for ever."""
+    """Opens and closes bursts of connections. A burst has more connections than the metrics port has room for. In an
+    earlier version libmicrohttpd's own limit left a mutex locked for ever."""
     port = free_port()
     server = serve('--metrics-listen', f'127.0.0.1:{port}', '--log-level', 'error')
 

@@ -65,8 +65,8 @@ def test_run_says_that_cuda_takes_minutes(tmp_path):
 
 
 def test_layers_are_read_from_includes_without_compiling(clone):
-    """The tool layers.py runs in a checkout where nothing was built. Then it runs with one object file, from which it
-    learns which functions that source calls."""
+    """The tool layers.py runs in a checkout where nothing was built. Then it runs with two object files, which show the
+    functions that their sources call, and then with one of them older than its source."""
     def layers(status):
         env = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'B', 'SAN', 'TSAN')}
         run = subprocess.run(['make', '-s', '-C', clone, '--no-print-directory', 'check-layers', 'CUDA=0'], env=env, capture_output=True, text=True)

@@ -1,5 +1,6 @@
-"""POST /v1/attention/merge combines results over parts of the keys to the result over all keys, and their gradients
-likewise. The tests use every format, on the CPU and on a device with memory of its own."""
+"""POST /v1/attention/merge combines the results over parts of the keys to the result over all keys. It also turns dout
+and dlse of the merged result into those of each part. The tests use every format, on the CPU and on a device with
+memory of its own."""
 import json
 
 import numpy as np

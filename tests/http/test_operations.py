@@ -59,8 +59,8 @@ def test_openapi_is_31_and_names_every_route(document):
 
 
 def members_of_the_contract():
-    """Reads the members of the contract's two tables from the C header, because a list in this test would become
-    outdated."""
+    """Returns the members of a forward and of a backward in the contract. The names of tensors are read from the C
+    header, because a list of them in this test would become outdated."""
     with open(os.path.join(service.HERE, '../kernels/attention.h')) as f:
         rows = re.findall(r'^    X\((\w+), (IN|OUT|IN_BACK|OUT_BACK),', f.read(), re.M)
     options = {'layout', 'scale', 'causal', 'window', 'alignment', 'softcap', 'dropout_p', 'seed', 'outputs', 'encoding'}
@@ -247,6 +247,7 @@ def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
         after = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]
         assert after == [counts[0] + 2, counts[1] + 2, counts[2] + 3.5 * 4 * 64 * 64 * 32 * 2]
     assert service.eventually(lambda: server.get('/v1/info').json()['devices'][0]['running_requests'] == 0)
-    # These problems are not small, because they have many heads, or many scores (a head size of 1 is padded).
+    # The HTTP thread does not compute these two problems, because they are not small. The first has many heads (in 129
+    # batch rows), and the second many scores. A head size of 1 is padded.
     for what in ({'B': 129, 'Sq': 1, 'D': 1}, {'Sq': 300, 'D': 1, 'H': 1}):
         assert server.post(FORWARD, wire.random_problem(np.random.default_rng(3), **{'H': 1, **what})[0]).json()['timing_us']['queue'] > 0, what

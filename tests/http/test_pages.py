@@ -211,7 +211,7 @@ def test_a_figure_shows_the_past_under_the_pointer(server, browser):
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
 
-# Values for the form, and the sequences, the window and the hidden pairs that they mean.
+# Each row has values for the form, and what they mean: (queries, keys) of each sequence, and the window (left, right).
 MASKS = [
     ({'causal': True}, [(1024, 1024)], (-1, 0)),
     ({'Sq': 300, 'Sk': 700, 'causal': True, 'left': 100}, [(300, 700)], (100, 0)),

@@ -58,7 +58,7 @@ class Load:
                     except (OSError, http.client.HTTPException) as e:
                         # If the server closes a kept connection before it has read a byte of the next request, it did
                         # not accept that request. It did accept a connection's first request, and every request whose
-                        # answer was cut. These count as lost.
+                        # answer was cut. `lost` has requests of both kinds.
                         self.lost.append((type(e).__name__, sent, len(got)))
                         break
             finally:
@@ -271,7 +271,8 @@ def test_sigpipe_and_sighup_do_not_kill(server):
 
 
 def during_its_start(tmp_path, *options):
-    """Yields (process, gate, log) of a server that is starting, and waits until the gate (a file) is gone."""
+    """Returns (process, gate, log) of a server that is starting. The server hangs in listen() until the gate (a file)
+    is gone."""
     gate, log = tmp_path / 'gate', tmp_path / 'log'
     gate.touch()
     port = service.free_port()

@@ -140,8 +140,8 @@ def test_nobody_waits_for_the_truth_of_another(fake, gate):
 
 
 def test_a_deadline_ends_the_truth(fake, gate):
-    """The deadline must end the verification after its first step. If the second step began, the device would be
-    lost."""
+    """The deadline must end the verification after its first step. If the second step began, it would fail as the
+    script says, and the device would be lost."""
     server = fake(f'truth.hold={gate.path}@1,truth.err=700@2')
     answer = server.forward(**wire.small_body(), verify='all', timeout_ms=500)
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer

@@ -191,7 +191,8 @@ def test_a_device_without_float64_beside_one_with_it(fake, problem, gate):
 
 
 def test_a_deadline_ends_the_truth_of_a_check(fake, problem, gate):
-    """The deadline must end the work after its first step. If the second step began, the device would be lost."""
+    """The deadline must end the work after its first step. If the second step began, it would fail as the script says,
+    and the device would be lost."""
     server = fake(f'truth.hold={gate.path}@1,truth.err=700@2')
     answer = server.post(CHECK, {**problem, 'out': problem['q'], 'timeout_ms': 1000})
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer
@@ -216,7 +217,7 @@ def command(*args, script=''):
 
 @pytest.fixture(scope='module')
 def file(problem, tmp_path_factory):
-    """A safetensors file with the problem, and q as out, which is wrong."""
+    """A safetensors file with the problem, and with a wrong result: its `out` is q."""
     names, header, data = ('q', 'k', 'v'), {'__metadata__': {'causal': 'true'}}, b''
     for name, member in [*((n, problem[n]) for n in names), ('out', problem['q'])]:
         content = base64.b64decode(member['data'])

@@ -41,7 +41,8 @@ def wanted(names, binary=True):
 
 
 def by_json(op, arrays, **options):
-    """Sends the same request to /v1. Returns {name: bytes}."""
+    """Sends a problem to /v1 as JSON, for comparison with the Triton client. Returns the answer's tensors as {name:
+    bytes}."""
     body = {name: {'shape': a.shape, 'dtype': NAMES[a.dtype], 'data': base64.b64encode(a.tobytes()).decode()} for name, a in arrays.items()}
     request = urllib.request.Request(f'{URL}/v1/attention/{op}', json.dumps({**body, **options}).encode(), {'Content-Type': 'application/json'})
     with urllib.request.urlopen(request) as answer:

@@ -79,7 +79,7 @@ def inputs_and_outputs():
                 holds(outputs, lse, t['q'].nbytes, want['lse'])
                 assert result.get_response()['id'] == '7'
                 for output in result.get_response()['outputs']:
-                    # Triton's C++ client accepts no parameters in such an output
+                    # Triton's C++ client accepts no parameters in an output that was written to shared memory
                     assert set(output) == {'name', 'datatype', 'shape'}, output
                 assert result.get_output('lse')['shape'] == list(lse.shape)
                 same(c.infer('attention_forward', in_region(t, 'input data', at)), want)
