@@ -27,8 +27,8 @@ struct attn_stream {
     /* address of the cancel flag of the stream's work; NULL until attn_stream_heed() sets it */
     const int *cancel;
     const void *owner; /* owner of the stream's work; NULL until attn_stream_serve() sets it */
-    /* nanoseconds that threads computed for the stream since attn_stream_serve(); only backends that compute on the
-     * host's threads count them */
+    /* time in nanoseconds, summed over the host's threads, that they have computed for the stream since
+     * attn_stream_serve(); only backends that compute on the host's threads count it */
     int64_t spent_ns;
 };
 

@@ -41,7 +41,8 @@ ATTN_HD int64_t attn_max64(int64_t a, int64_t b)
 }
 
 /* Returns the head index that the random generator of dropout (philox.h) uses for query head h of batch row b: b * H +
- * h. If `p` is a part of a problem, the indices of the whole problem count. H is the number of query heads of `p`. */
+ * h, where H is the number of query heads of `p`. If `p` is a part of a problem, dropout_first and dropout_heads of `p`
+ * make it the index in the whole problem, so that the part drops the same pairs. */
 static inline int64_t attn_dropout_head(const attn_problem *p, int64_t H, int64_t b, int64_t h)
 {
     return p->dropout_first + b * (p->dropout_heads ? p->dropout_heads : H) + h;

@@ -296,8 +296,8 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
     const size_t length = strlen(text);
-    /* upper bound on the bytes that the scanner would store: it adds one byte to each string, so that `"",` becomes
-     * `"s",` */
+    /* Upper bound on the bytes that the scanner would store. The scanner stores one byte more for each string, so that
+     * `"",` becomes `"s",`. */
     const size_t most = length + length / 3;
     if (most < limits->rest_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;

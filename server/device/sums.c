@@ -210,8 +210,9 @@ static const struct job_part *next_around(const struct job_part *part)
     return part->next ? part->next : &part->job->part;
 }
 
-/* Enqueues copies, from all other devices, of their partial sums for this part's share (the elements that it adds up).
- * Each part begins with the device of the next part, so that the first copies read from different devices. */
+/* A problem is divided into parts, and each part adds up a share of the elements. This enqueues copies of all other
+ * parts' partial sums for the share of `own`, from the devices that computed them. The copies begin with the device of
+ * the next part, so that at first no two parts read from the same device. */
 static attn_status copy_shares(attn_stream *stream, const struct job_part *own, const struct output *o, int64_t first,
                                int64_t end, attn_error *err)
 {

@@ -199,7 +199,7 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    /* no limit in the other phases; in WORK, the request's deadline limits the time */
+    /* The remaining phases have no limit here. The request's deadline limits the time in CONNECTION_WORK. */
     default: return false;
     }
 }

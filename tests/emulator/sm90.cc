@@ -147,8 +147,8 @@ struct entry {
 };
 
 struct share { /* a thread's */
-    /* next: number of the log entry of the thread's next instruction. covered: the thread has waited for all products
-     * before the entry of this number. */
+    /* next: number of the log entry that the thread's next instruction will get. covered: number of a log entry; the
+     * thread has waited for all products (wgmma) whose entries have smaller numbers. */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
     bool fenced = false; /* the thread has executed wgmma_fence since its last wait */
@@ -462,7 +462,7 @@ copy copy_of(engine &e, const CUtensorMap *map, const int *at, int rank, uint32_
     return c;
 }
 
-/* Makes a copy of contiguous bytes, like a copy of a tensor with one axis. */
+/* Returns a copy of contiguous bytes, described as the copy of a tensor with one axis. */
 copy copy_of_bytes(engine &e, const void *global, uint32_t bytes, uint32_t shared, const char *what)
 {
     copy c = {};

@@ -31,7 +31,7 @@ def cells(first, end, count):
 
 
 def expected(p, lse, z, sinks=None, rows=None, keys=None, top=None, grid=None, mass_rows=None):
-    """Returns the expected answer of an observe in float64. p has probabilities and z has scores, both [B, H, Sq, Sk];
+    """Returns the expected answer of an observe (statistics of attention weights) in float64. p has probabilities and z has scores, both [B, H, Sq, Sk];
     a hidden score is -inf."""
     B, H, Sq, Sk = p.shape
     seen = np.isfinite(z)

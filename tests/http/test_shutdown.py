@@ -311,8 +311,8 @@ HARD_STOP_S = 2 + 5  # a server that hangs ends this many seconds after the drai
 
 @pytest.mark.parametrize('where', ['HANG_STOP', 'HANG_RESUME'])
 def test_a_stop_that_hangs_ends_with_71(tmp_path, where):
-    """The server's end hangs in libmicrohttpd, which waits for its threads, or in the scheduler's loop, which then does
-    not get the signal. The server must end with status 71."""
+    """A signal tells the server to stop, but the shutdown hangs: in libmicrohttpd, which waits for its threads, or in
+    the scheduler's loop, which never gets the signal. In both cases the server must end with status 71."""
     gate = tmp_path / 'gate'
     server = Server('--drain-ms', '100', env=service.shimmed(**{where: gate})).start()
     body = slow.calibrated(server, 0.2)

@@ -256,8 +256,8 @@ DEVICE uint32_t kept(uint32_t x)
 }
 
 /* A block's query rows, found by row_place_of(). If all sequences have the same length, row_place_of() computes in 32
- * bits, because the block's first copies wait for the result. The keys that each query sees are then its argument
- * `whole`, from limits_of_whole(). Otherwise it calls tile_place_of(). */
+ * bits, because the block's first copies wait for the result, and takes `limit` (the keys that each query sees) from
+ * limits_of_whole(). If lengths differ, row_place_of() calls tile_place_of(). */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;

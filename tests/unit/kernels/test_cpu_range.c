@@ -45,7 +45,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Computes out and lse, which a backward gets as inputs, by a forward with the same vector functions. */
+/* Computes out and lse, the inputs of a backward, by a forward with the vector functions `simd`. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;

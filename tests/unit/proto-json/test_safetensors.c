@@ -41,7 +41,8 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes a tensor as JSON. Its data are the bytes `begin` to `end` - 1 that file_of() would write as data. */
+/* Writes a tensor as the member of a JSON request. Its elements are the bytes `begin` to `end` - 1 of the data that
+ * file_of() writes to a safetensors file. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];

@@ -516,8 +516,8 @@ template <typename T, class X, typename R> struct gradients {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
     }
 
-    /* Issues this warpgroup's share of dQ = dS K. The share is half of the columns or, with two units per tile of
-     * queries, half of the rows. await_dS() must have returned. */
+    /* Issues this warpgroup's share of dQ = dS K. The share is half of the columns or, if a tile of queries has two
+     * units (UNIT_ROWS queries each), one of the units. await_dS() must have returned. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
         multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),

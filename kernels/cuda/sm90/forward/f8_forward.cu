@@ -807,8 +807,8 @@ template <class X> cudaError_t launch(const f8_job &job)
     const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
-    /* There may be more blocks than work tiles, because each block has two warps that transpose V, even if it gets no
-     * work tile. */
+    /* More blocks than work tiles may be launched: a block that gets no work tile still helps, because two of its warps
+     * transpose V. */
     const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
     return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);

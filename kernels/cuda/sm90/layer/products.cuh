@@ -106,8 +106,8 @@ template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], 
     for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
 }
 
-/* Rounds P to float8_e4m3: 4 registers of 4 elements for each 32 keys, with 0 for keys past N. V^T has its keys in the
- * same order (transpose_v.cuh). */
+/* Rounds P to float8_e4m3: 4 registers of 4 elements for each 32 keys, with 0 for keys past N. The registers hold the
+ * keys in the order in which transpose_v.cuh stores the keys of V^T. */
 template <int N, int M> DEVICE void to_operand_8(uint32_t (&P)[M][4], const float (&S)[N / 2])
 {
 #pragma unroll
