@@ -277,8 +277,8 @@ enum {
 /* The amounts of work that a problem needs. Each rate of a kernel (struct rate) is multiplied by one of these
  * amounts. */
 struct work {
-    /* `heads` is the number of heads, summed over all sequences. For GPU kernels whose thread blocks compute tiles of
-     * rows it is the number of these blocks. Each head (or block) takes the time rate.head. */
+    /* `heads` is the number of query heads, summed over all sequences; for DECODE and NARROW that of key/value heads.
+     * For HOPPER and GENERIC it is the number of thread blocks. Each head (or block) takes the time rate.head. */
     double heads, columns, numbers, triples;
     /* tiled: number of (query, key, head) triples in all tiles, where every tile counts as full; tile_columns: number
      * of columns that blocks multiply for each triple */

@@ -190,8 +190,9 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* Returns true if more threads compute than the pool has, and more than an equal share of them belongs to the owner of
- * `part` (a client of the pool). `own`: 1 if the calling thread is paused, so that it is counted here; otherwise 0. The
+/* Returns true if more threads compute than the pool has, and the owner of `part` (a client of the pool) has more of
+ * them than its share: the number of the pool's threads divided by the number of owners, at least 1. Returns false if
+ * there is only one owner. `own`: 1 if the calling thread is paused, so that it is counted here; otherwise 0. The
  * caller must hold pool->lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {

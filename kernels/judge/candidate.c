@@ -4,10 +4,11 @@
  * computes. The error is the caller's difference from the truth (float64 results), and the rest is the caller's
  * difference from that kernel. The two tensors agree if the largest rest is within the limit, and the root mean square
  * of the rest is at most 0.7 times that of the error. If the largest rest is above the limit, they agree only if the
- * largest and the mean rest are at most a tenth of the largest and the mean error. A difference is infinite where
- * exactly one of the two numbers is finite. At most a tenth of the infinite errors may remain. If no finite error is
- * above the limit, the finite rest must only stay within the limit. The largest error of a correct tensor may grow up
- * to its limit, or to three times its size. If it grows more, the mistake explains nothing.
+ * largest and the mean rest are at most a tenth of the largest and the mean error. A difference is infinite if one of
+ * the two numbers is NaN or infinite, unless both are NaN or both are the same infinity. At most a tenth of the
+ * infinite errors may remain. If there are infinite errors, and no finite error is above the limit, the finite rest
+ * must only stay within the limit. The largest error of a correct tensor may grow up to its limit, or to three times
+ * its size. If it grows more, the mistake explains nothing.
  *
  * Explanations are ordered by score, the lowest first. The score is the sum over the wrong tensors of log(a / b), where
  * a is the caller's difference from the results of a kernel with the mistake, and b the caller's difference from the
