@@ -11,7 +11,7 @@
 #                       and 8.7 run the code for 8.0)
 #   CUDA_PTX=80         PTX for GPUs newer than CUDA_ARCHS (default 80; empty: none)
 #   CUDA_QUICK=1        only see that the CUDA kernels compile, in half the time: Hopper's for bfloat16 alone, all others
-#                       with nvcc -Ofc=max (12.9 or later); the CUDA devices of such a build do not open
+#                       with nvcc -Ofc=max; the CUDA devices of such a build do not open
 #   CC=clang  another compiler                                B=dir   another build folder
 #   V=1       show the commands                               prefix=/usr DESTDIR=dir   where `make install` puts files
 #

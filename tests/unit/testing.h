@@ -157,7 +157,8 @@ struct fixture {
 
 void fixture_clear(struct fixture *f);
 int64_t tensor_elements(const attn_tensor *t);
-/* Returns the memory offset, in elements, of element n in C order. A larger n than the last element's wraps around. */
+/* Returns the memory offset, in elements, of element n in C order. An n past the last element counts from the first
+ * again. */
 int64_t tensor_offset(const attn_tensor *t, int64_t n);
 /* Returns element n in C order as a double. */
 double tensor_get(const attn_tensor *t, int64_t n);
