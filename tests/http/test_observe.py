@@ -31,8 +31,8 @@ def cells(first, end, count):
 
 
 def expected(p, lse, z, sinks=None, rows=None, keys=None, top=None, grid=None, mass_rows=None):
-    """Returns the expected answer of an observe (statistics of attention weights) in float64. p has probabilities and z has scores, both [B, H, Sq, Sk];
-    a hidden score is -inf."""
+    """Returns the expected answer of an observe (statistics of attention weights) in float64. p has probabilities and
+    z has scores, both [B, H, Sq, Sk]; a hidden score is -inf."""
     B, H, Sq, Sk = p.shape
     seen = np.isfinite(z)
     want = {'row_max': z.max(-1) if Sk else np.full((B, H, Sq), -np.inf), 'lse': lse}

@@ -888,8 +888,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* If a device limits each launch to a very short time, a problem takes several launches. They must compute the same
- * tiles as a single launch. */
+/* If a device limits each launch to a very short time, a problem takes several launches. These launches must
+ * compute the same tiles as a single launch. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
